@@ -1,0 +1,44 @@
+//! What Shardfeed decides: which tokens a rank delivers, in which order, from facts alone.
+//!
+//! Nothing here opens a file, asks a clock or starts a thread; equal inputs give equal outputs on any machine.
+//! The modules follow a question from the outside in: *what does rank 3 deliver at step 48,211?*
+//!
+//! ```
+//! use shardfeed_plan::{EpochOrder, Packing, Rank, Skips, StreamSettings, Tail};
+//!
+//! // Four row groups of 100, 50, 0 and 250 tokens; sequences of 16 tokens; 8 sequences a step.
+//! let settings = StreamSettings::auto(16, Packing::Concat, None, 7, 8);
+//! let order = EpochOrder::new(&[100, 50, 0, 250], &settings, 0);
+//! assert_eq!(order.sequences(), 25);
+//!
+//! let step = order.step_at(16, &Skips::default(), 8, Tail::Pad).unwrap();
+//! let mine = step.positions(Rank::new(1, 3).unwrap());
+//! assert_eq!(mine.len(), 3); // ranks 0 and 1 of three hold 3 of the 8 sequences, rank 2 holds 2
+//! ```
+#![deny(unsafe_code)]
+
+mod files;
+mod lanes; // a position             -> a sequence on the line
+mod line; // row groups              -> one line of units, cut into row-group spans
+mod manifest; // files               -> row groups in one canonical order, and a fingerprint
+mod order; // an epoch               -> steps, and each rank's slice of them
+mod permute; // a key                -> a shuffle that never changes between releases
+mod rank; // a process of the job    -> its share of n things
+mod settings; // what a user asks    -> the numbers that define an order
+mod skips; // ranges left out        -> which positions are live
+mod state; // where a stream stands  <-> JSON, and what must match to continue there
+mod stored_manifest; // Manifest     <-> bytes // whole files            -> who owns which, in which order
+
+pub use files::{FileOrder, FileShardError};
+pub use lanes::{LaneWalk, Lanes, Place};
+pub use line::{Line, Span};
+pub use manifest::{
+    DataFile, Fingerprint, IdType, Manifest, ManifestError, PieceCounts, RowGroup, TokenColumn,
+};
+pub use order::{EpochOrder, StepPlan, Tail};
+pub use permute::{fisher_yates, key, mix};
+pub use rank::{Rank, RankError};
+pub use settings::{LANES_MAX, Packing, SettingsError, SettingsRequest, StreamSettings};
+pub use skips::{Skips, SkipsError};
+pub use state::{ALGORITHM_VERSION, BatchChange, STATE_FORMAT, StateError, StepNumbers, StreamState};
+pub use stored_manifest::{StoredManifestError, decode_manifest, encode_manifest};
