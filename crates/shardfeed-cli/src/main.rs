@@ -1,0 +1,4 @@
+//! The command line of Shardfeed.
+#![deny(unsafe_code)]
+
+fn main() {}

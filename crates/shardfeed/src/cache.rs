@@ -1,0 +1,116 @@
+//! Where manifests are kept between runs. Only ever a shortcut: one that is broken, foreign or cannot be written
+//! costs a scan, nothing else.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use shardfeed_plan::{Manifest, decode_manifest, encode_manifest, key};
+
+use crate::scan::ScanReport;
+use crate::source::Source;
+
+/// Where the manifest is kept for the next start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CachePolicy {
+    /// Beside the data, in `.shardfeed/manifest`, where all ranks find it; if the directory is read-only, or the
+    /// source is a glob or list, in the user's cache directory.
+    #[default]
+    Auto,
+    /// In this file.
+    At(PathBuf),
+    /// Nowhere.
+    Off,
+}
+
+/// Files to try, the preferred one first.
+pub(crate) fn places(source: &Source, base: &Path, policy: &CachePolicy) -> Vec<PathBuf> {
+    match policy {
+        CachePolicy::Off => Vec::new(),
+        CachePolicy::At(path) => vec![path.clone()],
+        CachePolicy::Auto => {
+            let beside =
+                matches!(source, Source::Directory(_)).then(|| base.join(".shardfeed").join("manifest"));
+            beside.into_iter().chain(user_cache(source, base)).collect()
+        }
+    }
+}
+
+fn user_cache(source: &Source, base: &Path) -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let root = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?;
+    let base = if base.as_os_str().is_empty() { Path::new(".") } else { base };
+    let absolute = std::fs::canonicalize(base).ok()?;
+    // A list of ten thousand files is not a file name: what tells sources apart is hashed.
+    let mut text = absolute.to_string_lossy().into_owned();
+    text.push('\0');
+    match source {
+        Source::Directory(_) => {}
+        Source::Glob(pattern) => text.push_str(pattern),
+        Source::Files(paths) => paths.iter().for_each(|path| {
+            text.push_str(&path.to_string_lossy());
+            text.push('\0');
+        }),
+    }
+    let words: Vec<u64> = text
+        .as_bytes()
+        .chunks(8)
+        .map(|chunk| chunk.iter().fold(0, |word, &byte| word << 8 | u64::from(byte)))
+        .collect();
+    Some(root.join("shardfeed").join(format!("{:016x}.manifest", key(&words))))
+}
+
+/// The first manifest that can be read.
+pub(crate) fn read_first(places: &[PathBuf], report: &mut ScanReport) -> Option<Manifest> {
+    for place in places {
+        match std::fs::read(place) {
+            Ok(bytes) => match decode_manifest(&bytes) {
+                Ok(manifest) => {
+                    report.cache_read = Some(place.clone());
+                    return Some(manifest);
+                }
+                Err(error) => report.cache_notes.push(format!("{}: {error}; scanned again", place.display())),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => report.cache_notes.push(format!("{}: {error}", place.display())),
+        }
+    }
+    None
+}
+
+/// Writes to the first place that takes it.
+pub(crate) fn write_first(places: &[PathBuf], manifest: &Manifest, report: &mut ScanReport) {
+    if places.is_empty() {
+        return;
+    }
+    let bytes = encode_manifest(manifest);
+    for place in places {
+        match write_whole(place, &bytes) {
+            Ok(()) => {
+                report.cache_written = Some(place.clone());
+                return;
+            }
+            Err(error) => report.cache_notes.push(format!("{}: cannot be written: {error}", place.display())),
+        }
+    }
+}
+
+/// Readers see the old file or the new one, never half of it, also when many ranks write at once.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = dir.join(name);
+    let written = File::create(&temporary).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    match written.and_then(|()| std::fs::rename(&temporary, path)) {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            let _ = std::fs::remove_file(&temporary);
+            Err(error)
+        }
+    }
+}

@@ -1,0 +1,194 @@
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use parquet::errors::ParquetError;
+use parquet::file::reader::{ChunkReader, Length};
+use shardfeed_plan::{Manifest, RowGroup};
+
+use crate::footer::modified_ns;
+use crate::{Error, Result, RowGroupCursor};
+
+/// Files open at once. Lanes outnumber the descriptors a process may have; a file that made room is opened again.
+const OPEN_FILES_MAX: usize = 128;
+
+/// A manifest and where its files are. Reads are positioned and checked, so any number of threads share it.
+#[derive(Debug)]
+pub struct DataSet {
+    manifest: Manifest,
+    paths: Vec<PathBuf>,
+    open: Mutex<OpenFiles>,
+    counts: Counts,
+}
+
+/// What was read so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadCounts {
+    /// Row groups opened.
+    pub row_groups: u64,
+    /// Bytes read from files, page headers included.
+    pub bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    row_groups: AtomicU64,
+    bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct OpenFiles {
+    by_index: HashMap<u32, (u64, Arc<File>)>,
+    clock: u64,
+}
+
+impl DataSet {
+    /// `paths` are those of the manifest's files, in its order.
+    pub(crate) fn new(manifest: Manifest, paths: Vec<PathBuf>) -> Self {
+        assert_eq!(manifest.files().len(), paths.len(), "one path per file");
+        Self { manifest, paths, open: Mutex::default(), counts: Counts::default() }
+    }
+
+    /// What is in the data set.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Where a file of the manifest is.
+    pub fn path(&self, file: u32) -> &Path {
+        &self.paths[file as usize]
+    }
+
+    /// What was read so far, by everybody who shares this data set.
+    pub fn counts(&self) -> ReadCounts {
+        ReadCounts {
+            row_groups: self.counts.row_groups.load(Relaxed),
+            bytes: self.counts.bytes.load(Relaxed),
+        }
+    }
+
+    /// Opens a row group at its beginning.
+    pub fn open_row_group(self: &Arc<Self>, row_group: u32) -> Result<RowGroupCursor> {
+        self.counts.row_groups.fetch_add(1, Relaxed);
+        let facts = self.manifest.row_groups()[row_group as usize];
+        self.check_unchanged(facts.file)?;
+        RowGroupCursor::open(self, facts)
+    }
+
+    pub(crate) fn into_parts(self) -> (Manifest, Vec<PathBuf>) {
+        (self.manifest, self.paths)
+    }
+
+    /// The file is still the one that was scanned.
+    fn check_unchanged(&self, file: u32) -> Result<()> {
+        let path = self.path(file);
+        let handle = self.file(file).map_err(|error| Error::io(path, "open it", error))?;
+        let now = handle.metadata().map_err(|error| Error::io(path, "look at it", error))?;
+        let scanned = &self.manifest.files()[file as usize];
+        let changed = |what| Err(Error::Changed { path: path.to_owned(), what });
+        if now.len() != scanned.size {
+            return changed(format!("it had {} bytes and now has {}", scanned.size, now.len()));
+        }
+        if modified_ns(&now) != scanned.modified_ns {
+            return changed("it was written to since".to_owned());
+        }
+        Ok(())
+    }
+
+    fn file(&self, index: u32) -> io::Result<Arc<File>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.clock += 1;
+        let clock = open.clock;
+        if let Some((used, file)) = open.by_index.get_mut(&index) {
+            *used = clock;
+            return Ok(Arc::clone(file));
+        }
+        if open.by_index.len() == OPEN_FILES_MAX {
+            let oldest = open.by_index.iter().min_by_key(|(_, (used, _))| *used).map(|(index, _)| *index);
+            oldest.and_then(|oldest| open.by_index.remove(&oldest));
+        }
+        let file = Arc::new(File::open(self.path(index))?);
+        open.by_index.insert(index, (clock, Arc::clone(&file)));
+        Ok(file)
+    }
+}
+
+/// The bytes of one column chunk, as the `parquet` crate asks for them.
+#[derive(Debug)]
+pub(crate) struct ChunkBytes {
+    data: Arc<DataSet>,
+    file: u32,
+    end: u64,
+}
+
+impl ChunkBytes {
+    pub fn new(data: &Arc<DataSet>, facts: &RowGroup) -> Self {
+        Self { data: Arc::clone(data), file: facts.file, end: facts.chunk().end }
+    }
+
+    fn read_exact(&self, buffer: &mut [u8], start: u64) -> io::Result<()> {
+        self.data.counts.bytes.fetch_add(buffer.len() as u64, Relaxed);
+        self.data.file(self.file)?.read_exact_at(buffer, start)
+    }
+}
+
+impl Length for ChunkBytes {
+    fn len(&self) -> u64 {
+        self.end
+    }
+}
+
+impl ChunkReader for ChunkBytes {
+    type T = HeaderBytes;
+
+    fn get_read(&self, start: u64) -> Result<HeaderBytes, ParquetError> {
+        let chunk = Self { data: Arc::clone(&self.data), file: self.file, end: self.end };
+        Ok(HeaderBytes { chunk, next: start, bytes: [0; HeaderBytes::LEN], unread: 0..0 })
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        if start.checked_add(length as u64).is_none_or(|end| end > self.end) {
+            return Err(ParquetError::EOF(format!(
+                "{length} bytes at {start} pass the chunk's end {}",
+                self.end
+            )));
+        }
+        let mut bytes = vec![0; length];
+        self.read_exact(&mut bytes, start)?;
+        Ok(bytes.into())
+    }
+}
+
+/// Bytes for a page header, a few at a time. Bodies are read by `get_bytes`, in one piece.
+pub(crate) struct HeaderBytes {
+    chunk: ChunkBytes,
+    next: u64,
+    bytes: [u8; Self::LEN],
+    unread: Range<usize>,
+}
+
+impl HeaderBytes {
+    /// A header has some twenty bytes, and two values of statistics.
+    const LEN: usize = 128;
+}
+
+impl Read for HeaderBytes {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.unread.is_empty() {
+            let len = self.chunk.end.saturating_sub(self.next).min(Self::LEN as u64) as usize;
+            self.chunk.read_exact(&mut self.bytes[..len], self.next)?;
+            self.next += len as u64;
+            self.unread = 0..len;
+        }
+        let len = out.len().min(self.unread.len());
+        out[..len].copy_from_slice(&self.bytes[self.unread.start..self.unread.start + len]);
+        self.unread.start += len;
+        Ok(len)
+    }
+}

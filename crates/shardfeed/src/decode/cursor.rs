@@ -1,0 +1,461 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parquet::basic::{BrotliLevel, Compression, Encoding, GzipLevel, ZstdLevel};
+use parquet::column::page::{Page, PageReader};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::serialized_reader::SerializedPageReader;
+use shardfeed_plan::{RowGroup, TokenColumn};
+
+use super::levels::Levels;
+use super::values::{ValueError, Values, flat_column, physical_type};
+use crate::dataset::ChunkBytes;
+use crate::{DataSet, Error, Result};
+
+/// Goes through one row group's tokens, row by row.
+///
+/// [`segment`](Self::segment) tells what comes next; the caller then takes those tokens with
+/// [`read`](Self::read) or passes over them with [`skip`](Self::skip).
+///
+/// ```
+/// # use shardfeed::sample::{SampleData, write_sample};
+/// # let dir = tempfile::tempdir()?;
+/// # write_sample(dir.path(), &SampleData::default())?;
+/// let (data, _) = shardfeed::scan(&dir.path().into(), &Default::default())?;
+/// let mut cursor = data.open_row_group(0)?;
+/// let (mut tokens, mut row_starts) = (Vec::new(), Vec::new());
+/// while let Some(segment) = cursor.segment(1000)? {
+///     if segment.starts_row {
+///         row_starts.push(tokens.len());
+///     }
+///     cursor.read(segment.tokens, &mut tokens)?;
+/// }
+/// assert_eq!(tokens.len() as u64, data.manifest().row_groups()[0].tokens);
+/// assert_eq!(row_starts.len() as u64, data.manifest().row_groups()[0].documents);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// At the end, what was found is compared with what the manifest says: a difference is damage, never a shift of
+/// everything that follows.
+pub struct RowGroupCursor {
+    data: Arc<DataSet>,
+    facts: RowGroup,
+    column: TokenColumn,
+    pages: SerializedPageReader<ChunkBytes>,
+    page: PageLevels,
+    values: Values,
+    found: Found,
+    /// A token may follow in the row that was last seen.
+    in_row: bool,
+    /// Whether the manifest's counts of this row group are known, and so checked.
+    counted: bool,
+    levels_only: bool,
+}
+
+/// Tokens that follow each other in one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Whether the first of them is the first of its row.
+    pub starts_row: bool,
+    /// How many.
+    pub tokens: usize,
+}
+
+/// What a cursor has passed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Found {
+    tokens: u64,
+    documents: u64,
+    rows: u64,
+    /// Pages were passed over whose headers do not tell their rows.
+    rows_unknown: bool,
+    data_pages: u32,
+}
+
+struct PageLevels {
+    repetition: Levels,
+    definition: Levels,
+    slots_left: usize,
+}
+
+impl RowGroupCursor {
+    pub(crate) fn open(data: &Arc<DataSet>, facts: RowGroup) -> Result<Self> {
+        let column = data.manifest().files()[facts.file as usize].column.clone();
+        let damaged = |reason: String| Error::Damaged {
+            path: data.path(facts.file).to_owned(),
+            row_group: facts.number,
+            reason,
+        };
+        if !(1..=7).contains(&column.present_level) {
+            return Err(damaged(format!("its lists are nested {} levels deep", column.present_level)));
+        }
+        let chunk = ColumnChunkMetaData::builder(flat_column(physical_type(column.ids)))
+            .set_compression(
+                codec(facts.codec)
+                    .ok_or_else(|| damaged(format!("its compression {} is not supported", facts.codec)))?,
+            )
+            .set_num_values(facts.slots() as i64)
+            .set_data_page_offset(facts.chunk_start as i64)
+            .set_total_compressed_size(facts.chunk_len as i64)
+            .build()
+            .map_err(|error| damaged(error.to_string()))?;
+        let bytes = Arc::new(ChunkBytes::new(data, &facts));
+        let pages = SerializedPageReader::new(bytes, &chunk, facts.rows as usize, None)
+            .map_err(|error| damaged(error.to_string()))?;
+        let empty = || Levels::new(Bytes::new(), 1);
+        Ok(Self {
+            data: Arc::clone(data),
+            facts,
+            values: Values::new(column.ids),
+            column,
+            pages,
+            page: PageLevels { repetition: empty(), definition: empty(), slots_left: 0 },
+            found: Found::default(),
+            in_row: false,
+            counted: true,
+            levels_only: false,
+        })
+    }
+
+    /// For counting: the manifest's tokens and documents are not known yet.
+    pub(crate) fn uncounted(mut self) -> Self {
+        self.counted = false;
+        self
+    }
+
+    /// Only rows and their lengths are wanted: values are not even looked at, and `read` must not be called.
+    pub(crate) fn levels_only(mut self) -> Self {
+        self.levels_only = true;
+        self
+    }
+
+    /// Passes over whole pages that end at or before `limit` tokens (and documents, if `with_documents`), as far
+    /// as their headers alone tell what is in them. Returns how many were passed over. Only at the beginning.
+    pub(crate) fn skip_pages(&mut self, limit: u64, with_documents: bool) -> Result<u64> {
+        // With gaps, a page's slots are more than its tokens, and only its levels tell how many.
+        if !self.facts.has_no_gaps() {
+            return Ok(0);
+        }
+        let mut skipped = 0;
+        while let Some(page) = self.pages.peek_next_page().map_err(|error| self.page_error(&error))? {
+            if page.is_dict {
+                match self.pages.get_next_page() {
+                    Ok(Some(dictionary)) => self.values.push(dictionary),
+                    Ok(None) => break,
+                    Err(error) => return Err(self.page_error(&error)),
+                }
+                continue;
+            }
+            let Some(tokens) = page.num_levels.map(|slots| slots as u64) else { break };
+            let rows = page.num_rows.map(|rows| rows as u64);
+            let documents = match (with_documents, rows) {
+                (false, _) => 0,
+                (true, Some(rows)) => rows,
+                (true, None) => break,
+            };
+            if skipped + tokens + documents > limit {
+                break;
+            }
+            self.pages.skip_next_page().map_err(|error| self.page_error(&error))?;
+            skipped += tokens + documents;
+            self.found.tokens += tokens;
+            self.found.data_pages += 1;
+            self.found.rows += rows.unwrap_or(0);
+            self.found.documents += rows.unwrap_or(0);
+            self.found.rows_unknown |= rows.is_none();
+            // Pages may end within a row; where documents are counted by page, they must not.
+            self.in_row = !with_documents;
+        }
+        Ok(skipped)
+    }
+
+    /// The next tokens of one row, at most `max` (over 0) of them. Null and empty rows are passed over.
+    /// `None` at the end of the row group, once its counts have been found right.
+    pub fn segment(&mut self, max: usize) -> Result<Option<Segment>> {
+        loop {
+            if self.page.slots_left == 0 {
+                if !self.next_page()? {
+                    self.check_counts()?;
+                    return Ok(None);
+                }
+                continue;
+            }
+            let limit = self.page.slots_left;
+            let (Some((repetition, repeats)), Some((definition, defines))) =
+                (self.page.repetition.peek(limit), self.page.definition.peek(limit))
+            else {
+                return Err(self.damaged("the levels of a page end before its values".to_owned()));
+            };
+            let count = repeats.min(defines);
+            let present = definition == self.column.present_level;
+            if repetition == 0 && !present {
+                self.check_gap(definition)?;
+                self.page.advance(count);
+                self.found.rows += count as u64;
+                self.in_row = false;
+                continue;
+            }
+            if !present {
+                return Err(self.bad_level(definition));
+            }
+            let starts_row = repetition == 0;
+            if starts_row {
+                self.found.rows += 1;
+                self.found.documents += 1;
+                self.in_row = true;
+            } else if !self.in_row {
+                return Err(self.damaged("a row continues that never began".to_owned()));
+            }
+            let mut tokens = if starts_row { 1 } else { count.min(max) };
+            self.page.advance(tokens);
+            if starts_row {
+                tokens += self.page.take_continuation(self.column.present_level, max - 1);
+            }
+            self.found.tokens += tokens as u64;
+            if self.counted && self.found.tokens > self.facts.tokens {
+                return Err(self.miscounted());
+            }
+            return Ok(Some(Segment { starts_row, tokens }));
+        }
+    }
+
+    /// Appends the tokens that [`segment`](Self::segment) announced.
+    pub fn read(&mut self, tokens: usize, out: &mut Vec<u32>) -> Result<()> {
+        self.values.read(tokens, out).map_err(|error| self.value_error(error))
+    }
+
+    /// Passes over tokens that [`segment`](Self::segment) announced.
+    pub fn skip(&mut self, tokens: usize) -> Result<()> {
+        if self.levels_only {
+            return Ok(());
+        }
+        self.values.skip(tokens).map_err(|error| self.value_error(error))
+    }
+
+    /// The row within the row group that was last seen; meaningful only while no page was passed over.
+    pub(crate) fn row(&self) -> u64 {
+        self.found.rows.saturating_sub(1)
+    }
+
+    /// Tokens and documents seen so far.
+    pub(crate) fn seen(&self) -> (u64, u64) {
+        (self.found.tokens, self.found.documents)
+    }
+
+    fn next_page(&mut self) -> Result<bool> {
+        loop {
+            let page = match self.pages.get_next_page() {
+                Ok(Some(page)) => page,
+                Ok(None) => return Ok(false),
+                Err(error) => return Err(self.page_error(&error)),
+            };
+            if page.is_dictionary_page() {
+                if !self.levels_only {
+                    self.values.push(page);
+                }
+                continue;
+            }
+            self.found.data_pages += 1;
+            let slots = page.num_values() as usize;
+            if slots == 0 {
+                continue;
+            }
+            let (levels, page) = split_page(page, self.column.present_level, slots)
+                .map_err(|reason| self.damaged(format!("page {}: {reason}", self.found.data_pages - 1)))?;
+            if page.num_values() > 0 && !self.levels_only {
+                self.values.push(page);
+            }
+            self.page = levels;
+            return Ok(true);
+        }
+    }
+
+    fn check_counts(&self) -> Result<()> {
+        let Found { tokens, documents, rows, rows_unknown, .. } = self.found;
+        let documents_differ = documents != self.facts.documents && self.counted;
+        if (self.counted && tokens != self.facts.tokens)
+            || (!rows_unknown && (documents_differ || rows != self.facts.rows))
+        {
+            return Err(self.miscounted());
+        }
+        Ok(())
+    }
+
+    fn miscounted(&self) -> Error {
+        let Found { tokens, documents, rows, .. } = self.found;
+        self.damaged(format!(
+            "its pages hold {tokens} or more tokens in {documents} documents and {rows} rows, its footer says {}, {} and {}",
+            self.facts.tokens, self.facts.documents, self.facts.rows
+        ))
+    }
+
+    /// A row without tokens is a null or empty list, unless its level says that a null is inside.
+    fn check_gap(&mut self, definition: u8) -> Result<()> {
+        if definition > self.column.present_level
+            || (self.column.nullable_items && definition + 1 == self.column.present_level)
+        {
+            self.found.rows += 1;
+            return Err(self.bad_level(definition));
+        }
+        Ok(())
+    }
+
+    fn bad_level(&self, definition: u8) -> Error {
+        if self.column.nullable_items && definition + 1 == self.column.present_level {
+            self.row_error("a null inside a list is no token; tokenize this row again".to_owned())
+        } else {
+            self.damaged(format!(
+                "a definition level is {definition}, where {} is a token",
+                self.column.present_level
+            ))
+        }
+    }
+
+    fn value_error(&self, error: ValueError) -> Error {
+        match error {
+            ValueError::Page(reason) => {
+                self.damaged(format!("page {}: {reason}", self.found.data_pages.saturating_sub(1)))
+            }
+            ValueError::NotAnId(reason) => self.row_error(reason),
+        }
+    }
+
+    fn row_error(&self, reason: String) -> Error {
+        if self.found.rows_unknown {
+            // Pages were passed over without counting their rows: go there again, counting. Only on the way to
+            // an error, so nobody waits for it twice.
+            return self.find_row().err().unwrap_or_else(|| self.damaged(reason));
+        }
+        Error::Row {
+            path: self.data.path(self.facts.file).to_owned(),
+            row_group: self.facts.number,
+            row: self.row(),
+            reason,
+        }
+    }
+
+    fn find_row(&self) -> Result<()> {
+        let mut cursor = Self::open(&self.data, self.facts)?;
+        let mut tokens = Vec::new();
+        while let Some(segment) = cursor.segment(1 << 16)? {
+            tokens.clear();
+            cursor.read(segment.tokens, &mut tokens)?;
+        }
+        Ok(())
+    }
+
+    fn page_error(&self, error: &ParquetError) -> Error {
+        let path = self.data.path(self.facts.file).to_owned();
+        if let ParquetError::External(source) = error
+            && let Some(io) = source.downcast_ref::<std::io::Error>()
+        {
+            return Error::io(path, "read it", std::io::Error::new(io.kind(), io.to_string()));
+        }
+        self.damaged(format!("page {}: {error}", self.found.data_pages))
+    }
+
+    fn damaged(&self, reason: String) -> Error {
+        Error::Damaged {
+            path: self.data.path(self.facts.file).to_owned(),
+            row_group: self.facts.number,
+            reason,
+        }
+    }
+}
+
+impl PageLevels {
+    fn advance(&mut self, count: usize) {
+        self.repetition.advance(count);
+        self.definition.advance(count);
+        self.slots_left -= count;
+    }
+
+    /// Takes the tokens that go on in the row just begun, as far as they are of one run.
+    fn take_continuation(&mut self, present_level: u8, max: usize) -> usize {
+        let limit = max.min(self.slots_left);
+        if limit == 0 {
+            return 0;
+        }
+        match (self.repetition.peek(limit), self.definition.peek(limit)) {
+            (Some((1, repeats)), Some((level, defines))) if level == present_level => {
+                let count = repeats.min(defines);
+                self.advance(count);
+                count
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Takes the levels off a data page: what is left is a page of values alone.
+fn split_page(page: Page, present_level: u8, slots: usize) -> Result<(PageLevels, Page), String> {
+    let (repetition, definition, values, encoding) = match page {
+        Page::DataPage { buf, encoding, def_level_encoding, rep_level_encoding, .. } => {
+            if [rep_level_encoding, def_level_encoding].iter().any(|encoding| *encoding != Encoding::RLE) {
+                return Err(format!(
+                    "levels encoded as {rep_level_encoding} and {def_level_encoding}, not RLE"
+                ));
+            }
+            let (repetition, rest) = take_prefixed(&buf)?;
+            let (definition, values) = take_prefixed(&rest)?;
+            (repetition, definition, values, encoding)
+        }
+        Page::DataPageV2 { buf, encoding, def_levels_byte_len, rep_levels_byte_len, .. } => {
+            let (repetition_len, definition_len) =
+                (rep_levels_byte_len as usize, def_levels_byte_len as usize);
+            let levels_len = repetition_len.saturating_add(definition_len);
+            if levels_len > buf.len() {
+                return Err(format!("levels of {levels_len} bytes in a page of {}", buf.len()));
+            }
+            let definition = buf.slice(repetition_len..levels_len);
+            (buf.slice(..repetition_len), definition, buf.slice(levels_len..), encoding)
+        }
+        Page::DictionaryPage { .. } => return Err("a dictionary where data was expected".to_owned()),
+    };
+    let definition = Levels::new(definition, present_level);
+    let present = count_present(definition.clone(), present_level, slots)?;
+    let levels = PageLevels { repetition: Levels::new(repetition, 1), definition, slots_left: slots };
+    let values = Page::DataPage {
+        buf: values,
+        num_values: present as u32,
+        encoding,
+        def_level_encoding: Encoding::RLE,
+        rep_level_encoding: Encoding::RLE,
+        statistics: None,
+    };
+    Ok((levels, values))
+}
+
+fn count_present(mut definition: Levels, present_level: u8, slots: usize) -> Result<usize, String> {
+    let (mut present, mut left) = (0, slots);
+    while left > 0 {
+        let (level, count) = definition.peek(left).ok_or("its definition levels end early")?;
+        definition.advance(count);
+        left -= count;
+        present += if level == present_level { count } else { 0 };
+    }
+    Ok(present)
+}
+
+/// Splits off bytes whose length stands before them in four bytes.
+fn take_prefixed(bytes: &Bytes) -> Result<(Bytes, Bytes), String> {
+    let len = bytes.first_chunk::<4>().map(|len| u32::from_le_bytes(*len) as usize);
+    match len {
+        Some(len) if len <= bytes.len() - 4 => Ok((bytes.slice(4..4 + len), bytes.slice(4 + len..))),
+        _ => Err("its levels are longer than the page".to_owned()),
+    }
+}
+
+fn codec(number: u8) -> Option<Compression> {
+    Some(match number {
+        0 => Compression::UNCOMPRESSED,
+        1 => Compression::SNAPPY,
+        2 => Compression::GZIP(GzipLevel::default()),
+        4 => Compression::BROTLI(BrotliLevel::default()),
+        5 => Compression::LZ4,
+        6 => Compression::ZSTD(ZstdLevel::default()),
+        7 => Compression::LZ4_RAW,
+        _ => return None,
+    })
+}

@@ -1,0 +1,176 @@
+use bytes::Bytes;
+
+/// Repetition or definition levels of one page, as runs: Parquet's hybrid of run-length and bit-packed groups.
+#[derive(Clone, Debug)]
+pub(super) struct Levels {
+    bytes: Bytes,
+    at: usize,
+    bit_width: u32,
+    run: Run,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Run {
+    /// `left` times the same value.
+    Repeated { value: u8, left: usize },
+    /// `left` values, packed from bit `bit` of the bytes on.
+    Packed { bit: usize, left: usize },
+}
+
+impl Levels {
+    /// Levels of at most `level_max`, which is at most 7.
+    pub fn new(bytes: Bytes, level_max: u8) -> Self {
+        let bit_width = 8 - level_max.leading_zeros();
+        debug_assert!((1..=3).contains(&bit_width), "levels of a list column");
+        Self { bytes, at: 0, bit_width, run: Run::Repeated { value: 0, left: 0 } }
+    }
+
+    /// The next value and how often it follows at least, up to `max` (over 0). `None`: the bytes end here.
+    pub fn peek(&mut self, max: usize) -> Option<(u8, usize)> {
+        loop {
+            match self.run {
+                Run::Repeated { left: 0, .. } | Run::Packed { left: 0, .. } => self.run = self.next_run()?,
+                Run::Repeated { value, left } => return Some((value, left.min(max))),
+                Run::Packed { bit, left } => {
+                    let value = self.unpack(bit)?;
+                    let mut count = 1;
+                    while count < left.min(max)
+                        && self.unpack(bit + count * self.bit_width as usize) == Some(value)
+                    {
+                        count += 1;
+                    }
+                    return Some((value, count));
+                }
+            }
+        }
+    }
+
+    /// Passes over `count` values that `peek` has shown.
+    pub fn advance(&mut self, count: usize) {
+        match &mut self.run {
+            Run::Repeated { left, .. } => *left -= count,
+            Run::Packed { bit, left } => {
+                *left -= count;
+                *bit += count * self.bit_width as usize;
+            }
+        }
+    }
+
+    fn next_run(&mut self) -> Option<Run> {
+        let header = self.number()?;
+        if header & 1 == 0 {
+            // The value takes whole bytes; levels fit in one.
+            let value = *self.bytes.get(self.at)?;
+            self.at += 1;
+            return Some(Run::Repeated { value, left: header >> 1 });
+        }
+        let values = (header >> 1).checked_mul(8)?;
+        let bit = self.at * 8;
+        // Writers cut the last group short; values past the end are noticed when they are asked for.
+        self.at =
+            self.at.checked_add(values.checked_mul(self.bit_width as usize)? / 8)?.min(self.bytes.len());
+        Some(Run::Packed { bit, left: values })
+    }
+
+    fn unpack(&self, bit: usize) -> Option<u8> {
+        let low = u16::from(*self.bytes.get(bit / 8)?);
+        let high = u16::from(self.bytes.get(bit / 8 + 1).copied().unwrap_or(0));
+        let value = (low | high << 8) >> (bit % 8);
+        Some((value & ((1 << self.bit_width) - 1)) as u8)
+    }
+
+    fn number(&mut self) -> Option<usize> {
+        let mut number = 0_u32;
+        for shift in (0..32).step_by(7) {
+            let byte = *self.bytes.get(self.at)?;
+            self.at += 1;
+            number |= u32::from(byte & 0x7f).checked_shl(shift)?;
+            if byte < 0x80 {
+                return Some(number as usize);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Writes runs as they are given: long ones repeated, others packed in eights.
+    fn encode(values: &[u8], bit_width: usize, packed: bool) -> Vec<u8> {
+        let mut out = Vec::new();
+        if packed {
+            let groups = values.len().div_ceil(8);
+            let header = (groups as u32) << 1 | 1;
+            out.extend(leb128(header));
+            let mut bits = vec![0_u8; groups * bit_width];
+            for (i, value) in values.iter().enumerate() {
+                for b in 0..bit_width {
+                    let at = i * bit_width + b;
+                    bits[at / 8] |= (value >> b & 1) << (at % 8);
+                }
+            }
+            out.extend(bits);
+        } else {
+            for run in values.chunk_by(|a, b| a == b) {
+                out.extend(leb128((run.len() as u32) << 1));
+                out.push(run[0]);
+            }
+        }
+        out
+    }
+
+    fn leb128(mut number: u32) -> Vec<u8> {
+        let mut out = Vec::new();
+        while number >= 0x80 {
+            out.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        out.push(number as u8);
+        out
+    }
+
+    fn read_all(bytes: Vec<u8>, level_max: u8, count: usize, step: usize) -> Option<Vec<u8>> {
+        let mut levels = Levels::new(bytes.into(), level_max);
+        let mut out = Vec::new();
+        while out.len() < count {
+            let (value, n) = levels.peek(step.min(count - out.len()))?;
+            levels.advance(n);
+            out.extend(std::iter::repeat_n(value, n));
+        }
+        Some(out)
+    }
+
+    proptest! {
+        #[test]
+        fn reads_what_was_written(
+            level_max in 1_u8..=7,
+            runs in proptest::collection::vec((0_u8..8, 1_usize..40, any::<bool>()), 1..20),
+            step in 1_usize..50,
+        ) {
+            let bit_width = 8 - level_max.leading_zeros() as usize;
+            let mut bytes = Vec::new();
+            let mut values = Vec::new();
+            for (value, len, packed) in runs {
+                // Only a multiple of eight can be packed in the middle.
+                let len = if packed { len.next_multiple_of(8) } else { len };
+                let run: Vec<u8> =
+                    (0..len).map(|i| (value + if packed { (i / 3) as u8 } else { 0 }) % (level_max + 1)).collect();
+                bytes.extend(encode(&run, bit_width, packed));
+                values.extend(run);
+            }
+            prop_assert_eq!(read_all(bytes, level_max, values.len(), step), Some(values));
+        }
+
+        #[test]
+        fn any_bytes_give_values_or_an_end(
+            bytes in proptest::collection::vec(any::<u8>(), 0..60),
+            level_max in 1_u8..=7,
+        ) {
+            let _ = read_all(bytes, level_max, 10_000, 100);
+        }
+    }
+}

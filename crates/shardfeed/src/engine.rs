@@ -1,0 +1,377 @@
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use shardfeed_plan::{Rank, StepPlan, StreamState, Tail};
+
+use crate::batch::{Batch, BatchShape};
+use crate::lane::{Lane, window_tokens};
+use crate::window::LineSource;
+use crate::{Error, Result};
+
+/// Makes one rank's batches of one epoch, in order, some steps ahead of the trainer.
+///
+/// Work is divided by lane: a lane is decoded by one thread at a time and writes its rows into whichever batches
+/// are open, so threads share nothing but the queue. Nobody polls: threads sleep until a lane has work or a step
+/// may be opened, the trainer until its batch is ready.
+pub(crate) struct Engine {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What an engine needs to know.
+pub(crate) struct EngineSettings {
+    pub rank: Rank,
+    pub shape: BatchShape,
+    pub tail: Tail,
+    pub threads: usize,
+    /// Bytes to stay within; `None` takes what the settings need.
+    pub memory_budget: Option<u64>,
+}
+
+struct Shared {
+    source: Arc<LineSource>,
+    rank: Rank,
+    shape: BatchShape,
+    steps_ahead: usize,
+    queue: Mutex<Queue>,
+    /// A lane has work, or a step may be opened.
+    work: Condvar,
+    /// The first open step is ready, or there is none any more.
+    ready: Condvar,
+}
+
+struct Queue {
+    steps: VecDeque<OpenStep>,
+    /// Ordinal of the first of `steps`, counted from the engine's start.
+    first: u64,
+    lanes: HashMap<u32, LaneSlot>,
+    /// Lanes with work that nobody is at, those of the earliest step first.
+    waiting: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Opens steps; away while a thread does so.
+    planner: Option<Planner>,
+    epoch_planned: bool,
+    stopped: bool,
+}
+
+struct OpenStep {
+    filling: Arc<Filling>,
+    next_position: u64,
+    ready: bool,
+}
+
+/// A batch that threads write into.
+struct Filling {
+    batch: Mutex<Option<Batch>>,
+    rows_left: AtomicUsize,
+    error: Mutex<Option<Error>>,
+}
+
+#[derive(Default)]
+struct LaneSlot {
+    /// Away while a thread is at it; `None` before the first.
+    lane: Option<Box<Lane>>,
+    busy: bool,
+    jobs: VecDeque<Job>,
+}
+
+/// Rows of one step that come from one lane.
+struct Job {
+    step: u64,
+    lane: u32,
+    /// Row of the batch, and position in the epoch.
+    rows: Vec<(usize, u64)>,
+    filling: Arc<Filling>,
+}
+
+struct Planner {
+    state: StreamState,
+    tail: Tail,
+    next_ordinal: u64,
+}
+
+/// Steps that are prepared ahead when memory allows.
+const STEPS_AHEAD: u64 = 4;
+/// One being taken, one being made.
+const STEPS_AHEAD_MIN: u64 = 2;
+/// A lane also holds a page, compressed and not: what most writers make of one, twice.
+const PAGE_BYTES: u64 = 2 << 20;
+
+impl Engine {
+    /// Starts threads that prepare the steps from `state` on.
+    pub fn start(source: &Arc<LineSource>, state: &StreamState, settings: &EngineSettings) -> Result<Self> {
+        let steps_ahead = steps_within_budget(source, state, settings)?;
+        let planner = Planner { state: state.clone(), tail: settings.tail, next_ordinal: 0 };
+        let shared = Arc::new(Shared {
+            source: Arc::clone(source),
+            rank: settings.rank,
+            shape: settings.shape,
+            steps_ahead,
+            queue: Mutex::new(Queue {
+                steps: VecDeque::new(),
+                first: 0,
+                lanes: HashMap::new(),
+                waiting: BinaryHeap::new(),
+                planner: Some(planner),
+                epoch_planned: false,
+                stopped: false,
+            }),
+            work: Condvar::new(),
+            ready: Condvar::new(),
+        });
+        let mut engine = Self { shared, threads: Vec::with_capacity(settings.threads) };
+        for index in 0..settings.threads.max(1) {
+            let shared = Arc::clone(&engine.shared);
+            let thread = std::thread::Builder::new()
+                .name(format!("shardfeed-{index}"))
+                .spawn(move || shared.work())
+                .map_err(|error| Error::Invalid(format!("cannot start decoding thread {index}: {error}")))?;
+            engine.threads.push(thread);
+        }
+        Ok(engine)
+    }
+
+    /// The next batch, and where the stream stands once it is taken. `None` when the epoch is over.
+    pub fn next(&self) -> Result<Option<(Batch, u64)>> {
+        let mut queue = self.shared.lock();
+        loop {
+            match queue.steps.front() {
+                Some(step) if step.ready => break,
+                None if queue.epoch_planned => return Ok(None),
+                _ => queue = self.shared.ready.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+        let step = queue.steps.pop_front().expect("just seen");
+        queue.first += 1;
+        drop(queue);
+        self.shared.work.notify_one();
+        if let Some(error) = lock(&step.filling.error).take() {
+            return Err(error);
+        }
+        let batch = lock(&step.filling.batch).take().expect("taken once");
+        Ok(Some((batch, step.next_position)))
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shared.lock().stopped = true;
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // A panic was already turned into an error of its step.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        lock(&self.queue)
+    }
+
+    /// What each thread does until the engine stops.
+    fn work(&self) {
+        let mut queue = self.lock();
+        loop {
+            if queue.stopped {
+                return;
+            }
+            if let Some((mut lane, job)) = queue.next_job(&self.source) {
+                drop(queue);
+                let is_step_ready = self.run(&mut lane, &job);
+                queue = self.lock();
+                queue.lane_is_free(lane, job.lane);
+                if is_step_ready {
+                    let index = (job.step - queue.first) as usize;
+                    queue.steps[index].ready = true;
+                    if index == 0 {
+                        self.ready.notify_all();
+                    }
+                }
+            } else if queue.steps.len() < self.steps_ahead
+                && let Some(mut planner) = queue.planner.take()
+            {
+                drop(queue);
+                let planned = self.plan(&mut planner);
+                queue = self.lock();
+                match planned {
+                    Some((step, jobs)) => {
+                        queue.planner = Some(planner);
+                        let ready = step.ready;
+                        queue.steps.push_back(step);
+                        for job in jobs {
+                            queue.add(job);
+                        }
+                        self.work.notify_all();
+                        if ready {
+                            self.ready.notify_all();
+                        }
+                    }
+                    None => {
+                        queue.epoch_planned = true;
+                        self.ready.notify_all();
+                    }
+                }
+            } else {
+                queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    /// Writes a job's rows. True if they were the last of their step.
+    fn run(&self, lane: &mut Lane, job: &Job) -> bool {
+        // The decoder works on foreign bytes: should it ever panic, the trainer gets an error, not a hang.
+        let filled = std::panic::catch_unwind(AssertUnwindSafe(|| self.fill(lane, job)));
+        let error = match filled {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error),
+            Err(panic) => Some(Error::Invalid(format!(
+                "decoding panicked ({}); please report this with the file",
+                panic
+                    .downcast_ref::<&str>()
+                    .copied()
+                    .or(panic.downcast_ref::<String>().map(String::as_str))
+                    .unwrap_or("no message")
+            ))),
+        };
+        if let Some(error) = error {
+            lock(&job.filling.error).get_or_insert(error);
+        }
+        let rows = job.rows.len();
+        let is_last = job.filling.rows_left.fetch_sub(rows, AcqRel) == rows;
+        if is_last && let Some(batch) = lock(&job.filling.batch).as_mut() {
+            self.shape.finish(batch);
+        }
+        is_last
+    }
+
+    fn fill(&self, lane: &mut Lane, job: &Job) -> Result<()> {
+        for &(row, position) in &job.rows {
+            let place = self.source.order.place(position);
+            let sequence = lane.sequence(place.index)?;
+            let mut batch = lock(&job.filling.batch);
+            let batch = batch.as_mut().expect("not taken before it is ready");
+            self.shape.fill(batch, row, &sequence, position)?;
+        }
+        Ok(())
+    }
+
+    fn plan(&self, planner: &mut Planner) -> Option<(OpenStep, Vec<Job>)> {
+        let state = &mut planner.state;
+        let global_batch = state.steps.global_batch();
+        let plan = self.source.order.step_at(state.position, &state.skips, global_batch, planner.tail)?;
+        state.position = plan.next();
+        let batch = self.shape.empty(state.steps.number(plan.first()), state.epoch);
+        let positions = plan.positions(self.rank);
+        let filling = Arc::new(Filling {
+            batch: Mutex::new(Some(batch)),
+            rows_left: AtomicUsize::new(positions.len()),
+            error: Mutex::new(None),
+        });
+        let jobs = self.jobs(&plan, planner.next_ordinal, &filling);
+        planner.next_ordinal += 1;
+        let mut ready = false;
+        if jobs.is_empty() {
+            // A rank with nothing but padding at the tail.
+            self.shape.finish(lock(&filling.batch).as_mut().expect("not taken"));
+            ready = true;
+        }
+        Some((OpenStep { filling, next_position: plan.next(), ready }, jobs))
+    }
+
+    fn jobs(&self, plan: &StepPlan, step: u64, filling: &Arc<Filling>) -> Vec<Job> {
+        let mut jobs: Vec<Job> = Vec::new();
+        for (row, &position) in plan.positions(self.rank).iter().enumerate() {
+            let lane = self.source.order.place(position).lane;
+            match jobs.last_mut() {
+                Some(job) if job.lane == lane => job.rows.push((row, position)),
+                _ => jobs.push(Job { step, lane, rows: vec![(row, position)], filling: Arc::clone(filling) }),
+            }
+        }
+        jobs
+    }
+}
+
+impl Queue {
+    fn add(&mut self, job: Job) {
+        let (step, lane) = (job.step, job.lane);
+        let slot = self.lanes.entry(lane).or_default();
+        if !slot.busy && slot.jobs.is_empty() {
+            self.waiting.push(Reverse((step, lane)));
+        }
+        slot.jobs.push_back(job);
+    }
+
+    /// The job of the earliest step whose lane nobody is at.
+    fn next_job(&mut self, source: &Arc<LineSource>) -> Option<(Box<Lane>, Job)> {
+        let Reverse((_, lane)) = self.waiting.pop()?;
+        let slot = self.lanes.get_mut(&lane).expect("it has a job");
+        slot.busy = true;
+        let job = slot.jobs.pop_front().expect("it has a job");
+        Some((slot.lane.take().unwrap_or_else(|| Box::new(Lane::new(source, lane))), job))
+    }
+
+    fn lane_is_free(&mut self, lane: Box<Lane>, number: u32) {
+        let slot = self.lanes.get_mut(&number).expect("it was busy");
+        slot.lane = Some(lane);
+        slot.busy = false;
+        if let Some(job) = slot.jobs.front() {
+            self.waiting.push(Reverse((job.step, number)));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many steps may be open at once; an error if the budget is too small for the settings.
+pub(crate) fn steps_within_budget(
+    source: &LineSource,
+    state: &StreamState,
+    settings: &EngineSettings,
+) -> Result<usize> {
+    let lanes = lanes_of(source, state, settings);
+    let lane_bytes: u64 = lanes.iter().map(|&lane| 4 * window_tokens(source, lane) as u64 + PAGE_BYTES).sum();
+    let batch_bytes = settings.shape.bytes().max(1);
+    let needed = lane_bytes + STEPS_AHEAD_MIN * batch_bytes;
+    let Some(budget) = settings.memory_budget else { return Ok(STEPS_AHEAD as usize) };
+    if budget < needed {
+        return Err(Error::Budget {
+            given: budget,
+            needed,
+            because: format!(
+                "{} lanes with windows and pages take {lane_bytes}, and {STEPS_AHEAD_MIN} batches of \
+                 {batch_bytes} each; choose a smaller window or fewer lanes, or allow more",
+                lanes.len()
+            ),
+        });
+    }
+    Ok(((budget - lane_bytes) / batch_bytes).min(STEPS_AHEAD) as usize)
+}
+
+/// The lanes that the rank visits as the epoch goes on. Steps repeat their lanes after a while.
+fn lanes_of(source: &LineSource, state: &StreamState, settings: &EngineSettings) -> BTreeSet<u32> {
+    let (lanes, batch) = (u64::from(source.settings.lanes), u64::from(state.steps.global_batch()));
+    let steps_until_repeat = lanes / gcd(lanes, batch);
+    if steps_until_repeat * batch > 1 << 18 || settings.rank.world_size() == 1 {
+        return (0..source.settings.lanes.min(source.order.sequences().min(1 << 20) as u32)).collect();
+    }
+    let mut visited = BTreeSet::new();
+    let mut position = state.position;
+    for _ in 0..steps_until_repeat {
+        let step = source.order.step_at(position, &state.skips, state.steps.global_batch(), settings.tail);
+        let Some(step) = step else { break };
+        visited
+            .extend(step.positions(settings.rank).iter().map(|&position| source.order.place(position).lane));
+        position = step.next();
+    }
+    visited
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

@@ -1,0 +1,60 @@
+use std::sync::Arc;
+
+use shardfeed_plan::LaneWalk;
+
+use crate::Result;
+use crate::window::{LineSource, Sequence, Window};
+
+/// One lane of the epoch: delivers its sequences in shuffled order out of a window that slides along the line.
+pub(crate) struct Lane {
+    source: Arc<LineSource>,
+    walk: LaneWalk,
+    window: Option<Window>,
+    /// A sequence read by itself, while the window is not there or does not reach back to it.
+    alone: Option<Window>,
+    visited: bool,
+    tokens_max: usize,
+}
+
+impl Lane {
+    pub fn new(source: &Arc<LineSource>, lane: u32) -> Self {
+        Self {
+            source: Arc::clone(source),
+            walk: source.order.walk(lane),
+            window: None,
+            alone: None,
+            visited: false,
+            tokens_max: window_tokens(source, lane),
+        }
+    }
+
+    /// The sequence that the lane delivers after `index` others.
+    pub fn sequence(&mut self, index: u64) -> Result<Sequence<'_>> {
+        let sequence = self.walk.sequence(index);
+        let floor = self.walk.floor(index);
+        let first_visit = !std::mem::replace(&mut self.visited, true);
+        let before_window = self.window.as_ref().is_some_and(|window| sequence < window.start());
+        // The first batch after a start must not wait for a whole window: it opens the sequence's own row group,
+        // or two. And what a wrapped tail takes from the epoch's beginning is behind every window.
+        if before_window || (first_visit && sequence > floor) {
+            let tokens = self.source.settings.seq_len as usize;
+            let alone = self.alone.insert(Window::open(&self.source, sequence, tokens));
+            return alone.sequence(sequence);
+        }
+        self.alone = None;
+        // After a long skip, going there is quicker than decoding everything up to it.
+        let jump_min = u64::from(self.source.settings.window);
+        self.window.take_if(|window| floor > window.end() + jump_min);
+        let window = self.window.get_or_insert_with(|| Window::open(&self.source, floor, self.tokens_max));
+        window.forget_before(floor);
+        window.sequence(sequence)
+    }
+}
+
+/// Tokens that the window of a lane may hold at once.
+pub(crate) fn window_tokens(source: &LineSource, lane: u32) -> usize {
+    let sequences = source.order.sequences_of(lane);
+    // Two windows, since the two passes overlap, and the label of the last token.
+    let kept = (2 * u64::from(source.settings.window)).min(sequences.end - sequences.start) + 1;
+    (kept * u64::from(source.settings.seq_len)) as usize
+}

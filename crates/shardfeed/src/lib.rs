@@ -1,0 +1,58 @@
+//! Shardfeed feeds distributed training: it streams pre-tokenized Parquet to every rank of a job, in an order that
+//! is a pure function of the data and a seed, and resumes from one number at any world size.
+//!
+//! ```
+//! # use shardfeed::sample::{SampleData, write_sample};
+//! # let dir = tempfile::tempdir()?;
+//! # write_sample(dir.path(), &SampleData::default())?;
+//! # let data = dir.path();
+//! use shardfeed::{Rank, TokenLoader};
+//!
+//! let mut loader = TokenLoader::builder(data, 128, 16) // tokens of a sequence, sequences of a step
+//!     .rank(Rank::new(0, 2)?)
+//!     .seed(7)
+//!     .build()?;
+//! while let Some(batch) = loader.next_batch()? {
+//!     assert_eq!(batch.input_ids.len(), 8 * 128); // this rank's half of the step
+//!     # if batch.step == 3 { break; }
+//! }
+//! let saved = loader.state().to_json(); // one number and what makes it safe: under 1 KiB, the same on every rank
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The modules are listed in the order in which data flows; each uses only those above it.
+#![deny(unsafe_code)]
+
+mod batch; // sequences                  -> labels, positions, documents
+mod cache; // a manifest                 <-> a file kept between runs
+mod dataset; // a manifest and paths     -> checked, positioned reads
+mod decode; // a row group               -> tokens and row starts, from any token on
+mod engine; // steps                     -> batches, on threads, within a byte budget
+mod error; // what happened, to what, and what to do
+mod explain; // a step                   -> files, row groups, rows, tokens
+mod footer; // one file                  -> its token column and row groups
+mod lane; // a lane                      -> its next sequence, shuffled within a window
+mod loader; // engine and state          -> one rank's stream; whole files -> LMBatches
+mod parallel; // items                   -> results, on threads
+pub mod sample;
+mod scan; // a source                    -> DataSet, cached on disk
+mod source; // a directory, glob or list -> paths with canonical names
+mod window; // the line of an epoch      -> sequences near where a lane stands // made-up data for the demo, the examples and the tests
+
+pub use batch::{Batch, Dtype, IGNORE_LABEL, IdArray, LabelStyle};
+pub use cache::CachePolicy;
+pub use dataset::{DataSet, ReadCounts};
+pub use decode::{RowGroupCursor, Segment};
+pub use error::{Error, Result};
+pub use explain::{SequenceOrigin, StepOrigin, TokenOrigin};
+pub use loader::{
+    LMBatch, LMBatches, MEMORY_BUDGET_DEFAULT, ShardConfig, StreamingParquetLoader, TokenLoader,
+    TokenLoaderBuilder,
+};
+pub use scan::{ScanOptions, ScanReport, scan};
+pub use source::Source;
+
+pub use shardfeed_plan::{
+    DataFile, EpochOrder, FileShardError, Fingerprint, IdType, Manifest, Packing, Rank, RankError, RowGroup,
+    SettingsError, SkipsError, StateError, StreamSettings, StreamState, Tail, TokenColumn,
+};

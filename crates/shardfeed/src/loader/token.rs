@@ -1,0 +1,440 @@
+use std::ops::Range;
+use std::sync::Arc;
+
+use shardfeed_plan::{
+    EpochOrder, Manifest, Packing, Rank, SettingsRequest, SkipsError, StateError, StreamSettings,
+    StreamState, Tail,
+};
+
+use crate::batch::{Batch, BatchShape, Dtype, LabelStyle};
+use crate::engine::{Engine, EngineSettings, steps_within_budget};
+use crate::explain::{StepOrigin, explain_step};
+use crate::parallel::default_threads;
+use crate::scan::scan;
+use crate::window::LineSource;
+use crate::{CachePolicy, DataSet, Error, ReadCounts, Result, ScanOptions, ScanReport, Source};
+
+/// One rank's stream of batches.
+///
+/// Step `s` is the same set of sequences at every world size; [`state`](Self::state) is the same on every rank and
+/// resumes the stream at any other world size, with exactly the steps that were left. See the crate's example.
+pub struct TokenLoader {
+    data: Arc<DataSet>,
+    request: SettingsRequest,
+    global_batch: u32,
+    rank: Rank,
+    tail: Tail,
+    batch: BatchOptions,
+    threads: usize,
+    memory_budget: Option<u64>,
+    scan_report: ScanReport,
+    state: StreamState,
+    source: Arc<LineSource>,
+    /// Runs from the first batch of an epoch to its last; a change of position ends it.
+    engine: Option<Engine>,
+}
+
+/// Gathers what a [`TokenLoader`] is to do; [`build`](Self::build) judges it.
+#[derive(Clone, Debug)]
+pub struct TokenLoaderBuilder {
+    source: Source,
+    request: SettingsRequest,
+    global_batch: u32,
+    rank: Rank,
+    tail: Tail,
+    batch: BatchOptions,
+    threads: Option<usize>,
+    memory_budget: Option<u64>,
+    scan: ScanOptions,
+    state: Option<StreamState>,
+    epoch: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct BatchOptions {
+    dtype: Dtype,
+    labels: LabelStyle,
+    pad_id: u32,
+    cu_seqlens: bool,
+}
+
+/// Threads beyond this seldom help one rank, and take the trainer's cores.
+const THREADS_DEFAULT_MAX: usize = 8;
+
+impl TokenLoader {
+    /// Streams `source` in sequences of `seq_len` tokens, `global_batch` of them a step over all ranks.
+    pub fn builder(source: impl Into<Source>, seq_len: u32, global_batch: u32) -> TokenLoaderBuilder {
+        TokenLoaderBuilder {
+            source: source.into(),
+            request: SettingsRequest { seq_len, ..SettingsRequest::default() },
+            global_batch,
+            rank: Rank::single(),
+            tail: Tail::default(),
+            batch: BatchOptions::default(),
+            threads: None,
+            memory_budget: None,
+            scan: ScanOptions::default(),
+            state: None,
+            epoch: 0,
+        }
+    }
+
+    /// The next batch; `None` once at the end of each epoch, after which the next epoch begins.
+    ///
+    /// After an error the stream stands where it stood: the next call tries again.
+    pub fn next_batch(&mut self) -> Result<Option<Batch>> {
+        if self.engine.is_none() {
+            // An epoch of its own may end otherwise than the rest of the one that was resumed.
+            check_tail(&self.source.order, &self.state, self.tail)?;
+            self.engine = Some(Engine::start(&self.source, &self.state, &self.engine_settings())?);
+        }
+        match self.engine.as_ref().expect("just started").next() {
+            Ok(Some((batch, next_position))) => {
+                self.state.position = next_position;
+                Ok(Some(batch))
+            }
+            Ok(None) => {
+                self.go_to_epoch(self.state.epoch + 1);
+                Ok(None)
+            }
+            Err(error) => {
+                self.engine = None;
+                Err(error)
+            }
+        }
+    }
+
+    /// The batches of the current epoch, from where the stream stands.
+    pub fn batches(&mut self) -> impl Iterator<Item = Result<Batch>> + '_ {
+        std::iter::from_fn(|| self.next_batch().transpose())
+    }
+
+    /// Where the stream stands: what was handed out, never what was prepared.
+    pub fn state(&self) -> &StreamState {
+        &self.state
+    }
+
+    /// Continues where `state` stands. Adopts its settings, and refuses it if anything that was given explicitly
+    /// differs, or if it belongs to another data set.
+    pub fn load_state(&mut self, state: &StreamState) -> Result<()> {
+        self.request.check_against(&state.settings)?;
+        let manifest = self.data.manifest();
+        if state.fingerprint != manifest.fingerprint() {
+            let (state, data) = (state.fingerprint, manifest.fingerprint());
+            return Err(StateError::OtherData { state, data }.into());
+        }
+        if state.settings.packing == Packing::Pad && manifest.sizes(&state.settings).is_none() {
+            return Err(Error::Invalid(
+                "the state was saved with packing \"pad\"; give the loader packing pad, so that it counts rows".to_owned(),
+            ));
+        }
+        let source = line_source(&self.data, &state.settings, state.epoch)?;
+        state.check_data(manifest.fingerprint(), source.order.sequences())?;
+        let mut state = state.clone();
+        state.steps.change(state.position, self.global_batch);
+        check_tail(&source.order, &state, self.tail)?;
+        (self.source, self.state, self.engine) = (source, state, None);
+        Ok(())
+    }
+
+    /// Goes to the beginning of `epoch`; within the current one it keeps the position, since trainers call this
+    /// after a resume.
+    pub fn set_epoch(&mut self, epoch: u64) {
+        if epoch != self.state.epoch {
+            self.go_to_epoch(epoch);
+        }
+    }
+
+    /// Leaves a range of steps of this epoch out, for example after a loss spike. All other steps stay as they
+    /// were, with their numbers. Call it alike on every rank; it is part of the state.
+    pub fn skip(&mut self, steps: Range<u64>) -> Result<()> {
+        let Range { start, end } = steps;
+        if steps.is_empty() {
+            return Err(SkipsError::Empty { start, end }.into());
+        }
+        let sequences = self.source.order.sequences();
+        let numbers = &self.state.steps;
+        let position_of = |step| numbers.position_of(step).unwrap_or(self.state.position);
+        let from = position_of(start).max(self.state.position);
+        let to = position_of(end).min(sequences);
+        if from >= to {
+            let next = numbers.steps_before(self.state.position);
+            let steps = numbers.steps_before(sequences);
+            return Err(SkipsError::OutOfReach { start, end, next, steps }.into());
+        }
+        let mut state = self.state.clone();
+        state.skips.add(from..to)?;
+        check_tail(&self.source.order, &state, self.tail)?;
+        (self.state, self.engine) = (state, None);
+        Ok(())
+    }
+
+    /// The files, row groups, rows and tokens of a step of this epoch, delivered or not. Reads levels to tell.
+    pub fn explain(&self, step: u64) -> Result<StepOrigin> {
+        let no_step = || Error::NoStep { step, epoch: self.state.epoch };
+        let order = &self.source.order;
+        let found = self.state.steps.find(step, order, &self.state.skips).ok_or_else(no_step)?;
+        let plan = order
+            .step_at(found.position, &self.state.skips, found.global_batch, self.tail)
+            .ok_or_else(no_step)?;
+        explain_step(&self.source, self.state.epoch, step, &plan, self.rank.world_size())
+    }
+
+    /// Steps of a whole epoch: the same for every rank and every epoch.
+    pub fn steps_per_epoch(&self) -> u64 {
+        self.source.order.steps_from(0, &shardfeed_plan::Skips::default(), self.global_batch, self.tail)
+    }
+
+    /// Steps from here to the epoch's end.
+    pub fn steps_left(&self) -> u64 {
+        self.source.order.steps_from(self.state.position, &self.state.skips, self.global_batch, self.tail)
+    }
+
+    /// Sequences of a whole epoch.
+    pub fn sequences_per_epoch(&self) -> u64 {
+        self.source.order.sequences()
+    }
+
+    /// What is in the data set.
+    pub fn manifest(&self) -> &Manifest {
+        self.data.manifest()
+    }
+
+    /// The settings that define the order, automatic ones filled in.
+    pub fn settings(&self) -> &StreamSettings {
+        &self.state.settings
+    }
+
+    /// This loader's rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Row groups opened and bytes read so far.
+    pub fn read_counts(&self) -> ReadCounts {
+        self.data.counts()
+    }
+
+    /// What the scan at the start did.
+    pub fn scan_report(&self) -> &ScanReport {
+        &self.scan_report
+    }
+
+    fn go_to_epoch(&mut self, epoch: u64) {
+        self.engine = None;
+        let settings = self.state.settings.clone();
+        self.state =
+            StreamState::start(self.data.manifest().fingerprint(), settings, epoch, self.global_batch);
+        self.source = line_source(&self.data, &self.state.settings, epoch).expect("it could be made before");
+    }
+
+    fn check_budget(&self) -> Result<()> {
+        steps_within_budget(&self.source, &self.state, &self.engine_settings()).map(drop)
+    }
+
+    fn engine_settings(&self) -> EngineSettings {
+        let share = self.rank.share(u64::from(self.global_batch));
+        EngineSettings {
+            rank: self.rank,
+            shape: BatchShape {
+                rows: (share.end - share.start) as usize,
+                seq_len: self.state.settings.seq_len as usize,
+                dtype: self.batch.dtype,
+                labels: self.batch.labels,
+                pad_id: self.batch.pad_id,
+                cu_seqlens: self.batch.cu_seqlens,
+            },
+            tail: self.tail,
+            threads: self.threads,
+            memory_budget: self.memory_budget,
+        }
+    }
+}
+
+fn line_source(data: &Arc<DataSet>, settings: &StreamSettings, epoch: u64) -> Result<Arc<LineSource>> {
+    let sizes = data.manifest().sizes(settings).ok_or_else(|| {
+        Error::Invalid(format!("rows are not counted at seq_len {}; scan with it", settings.seq_len))
+    })?;
+    let order = EpochOrder::new(&sizes, settings, epoch);
+    Ok(Arc::new(LineSource { data: Arc::clone(data), order, settings: settings.clone() }))
+}
+
+/// A tail that the user forbids is refused before the first step, not after days.
+fn check_tail(order: &EpochOrder, state: &StreamState, tail: Tail) -> Result<()> {
+    let global_batch = state.steps.global_batch();
+    let live = state.skips.live_within(state.position..order.sequences());
+    let forbidden = match tail {
+        Tail::Error => !live.is_multiple_of(u64::from(global_batch)),
+        // At the end of an epoch nothing is left; from its beginning there must be something.
+        Tail::Drop => state.position == 0 && live < u64::from(global_batch),
+        Tail::Pad | Tail::Wrap => false,
+    };
+    if forbidden { Err(Error::Tail { sequences: live, global_batch }) } else { Ok(()) }
+}
+
+impl TokenLoaderBuilder {
+    /// Which rank of how many; the only one by default. Ranks that must see the same data pass the same.
+    pub fn rank(mut self, rank: Rank) -> Self {
+        self.rank = rank;
+        self
+    }
+
+    /// Another seed, another order. 0 by default.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.request.seed = Some(seed);
+        self
+    }
+
+    /// Off: file order, for looking at data. Every rank then reads nearly everything.
+    pub fn shuffle(mut self, shuffle: bool) -> Self {
+        self.request.shuffle = Some(shuffle);
+        self
+    }
+
+    /// How rows become sequences; joined by default.
+    pub fn packing(mut self, packing: Packing) -> Self {
+        self.request.packing = Some(packing);
+        self
+    }
+
+    /// The id that ends each document: on the line with [`Packing::Concat`], as a label with [`Packing::Pad`].
+    pub fn eos_id(mut self, eos_id: Option<u32>) -> Self {
+        self.request.eos_id = Some(eos_id);
+        self
+    }
+
+    /// The token where there is none; 0 by default.
+    pub fn pad_id(mut self, pad_id: u32) -> Self {
+        self.batch.pad_id = pad_id;
+        self
+    }
+
+    /// What happens to a last step that is not full.
+    pub fn tail(mut self, tail: Tail) -> Self {
+        self.tail = tail;
+        self
+    }
+
+    /// What labels hold.
+    pub fn labels(mut self, labels: LabelStyle) -> Self {
+        self.batch.labels = labels;
+        self
+    }
+
+    /// Integer type of batches.
+    pub fn dtype(mut self, dtype: Dtype) -> Self {
+        self.batch.dtype = dtype;
+        self
+    }
+
+    /// Also give the starts of documents, as attention with variable lengths takes them.
+    pub fn cu_seqlens(mut self, wanted: bool) -> Self {
+        self.batch.cu_seqlens = wanted;
+        self
+    }
+
+    /// Places of the epoch that are read at once. Set it when the global batch will grow: to a multiple of the
+    /// last one.
+    pub fn lanes(mut self, lanes: u32) -> Self {
+        self.request.lanes = Some(lanes);
+        self
+    }
+
+    /// Sequences among which a lane shuffles.
+    pub fn window(mut self, window: u32) -> Self {
+        self.request.window = Some(window);
+        self
+    }
+
+    /// Threads that decode: the machine's cores by default, at most 8.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// Bytes to stay within. Refused if the settings need more.
+    pub fn memory_budget(mut self, bytes: u64) -> Self {
+        self.memory_budget = Some(bytes);
+        self
+    }
+
+    /// Where the manifest is kept for the next start.
+    pub fn cache(mut self, cache: CachePolicy) -> Self {
+        self.scan.cache = cache;
+        self
+    }
+
+    /// Called now and then while the data set is scanned, with work done and to do.
+    pub fn scan_progress(mut self, progress: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
+        self.scan.progress = Some(Arc::new(progress));
+        self
+    }
+
+    /// Begins with this epoch; 0 by default.
+    pub fn epoch(mut self, epoch: u64) -> Self {
+        self.epoch = epoch;
+        self
+    }
+
+    /// Continues where this state stands.
+    pub fn resume_from(mut self, state: StreamState) -> Self {
+        self.state = Some(state);
+        self
+    }
+
+    /// Scans the data set, checks everything and makes the loader. No data is read before the first batch.
+    pub fn build(mut self) -> Result<TokenLoader> {
+        if self.global_batch == 0 || self.global_batch < self.rank.world_size() {
+            return Err(Error::Invalid(format!(
+                "the global batch is {} for {} ranks; each rank needs at least one sequence a step",
+                self.global_batch,
+                self.rank.world_size()
+            )));
+        }
+        if self.batch.dtype == Dtype::Int32 && i32::try_from(self.batch.pad_id).is_err() {
+            return Err(Error::Invalid(format!("pad_id {} does not fit int32", self.batch.pad_id)));
+        }
+        let share = self.rank.share(u64::from(self.global_batch));
+        if self.batch.cu_seqlens
+            && (share.end - share.start) * u64::from(self.request.seq_len) > i32::MAX as u64
+        {
+            return Err(Error::Invalid("cu_seqlens has 32 bits; this batch has more tokens".to_owned()));
+        }
+        let mut settings = self.request.resolve(self.global_batch)?;
+        if let Some(state) = &self.state {
+            self.request.check_against(&state.settings)?;
+            settings = state.settings.clone();
+        }
+        self.scan.threads = self.scan.threads.or(self.threads);
+        self.scan.pieces_of = (settings.packing == Packing::Pad).then_some(settings.seq_len);
+        let (data, scan_report) = scan(&self.source, &self.scan)?;
+        let source = line_source(&data, &settings, self.epoch)?;
+        if source.order.sequences() == 0 {
+            let (files, rows) = (data.manifest().files().len(), data.manifest().rows());
+            return Err(Error::NoTokens { what: self.source.to_string(), files, rows });
+        }
+        let fingerprint = data.manifest().fingerprint();
+        let state = StreamState::start(fingerprint, settings, self.epoch, self.global_batch);
+        let mut loader = TokenLoader {
+            data,
+            request: self.request,
+            global_batch: self.global_batch,
+            rank: self.rank,
+            tail: self.tail,
+            batch: self.batch,
+            threads: self.threads.unwrap_or_else(|| default_threads().min(THREADS_DEFAULT_MAX)),
+            memory_budget: self.memory_budget,
+            scan_report,
+            state,
+            source,
+            engine: None,
+        };
+        match &self.state {
+            Some(state) => loader.load_state(state)?,
+            None => check_tail(&loader.source.order, &loader.state, loader.tail)?,
+        }
+        // A budget that is too small is refused here, not at the first batch.
+        loader.check_budget()?;
+        Ok(loader)
+    }
+}

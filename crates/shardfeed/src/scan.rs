@@ -1,0 +1,217 @@
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use shardfeed_plan::{DataFile, Manifest, PieceCounts, RowGroup};
+
+use crate::cache::{self, CachePolicy};
+use crate::dataset::DataSet;
+use crate::footer::{Footer, modified_ns, read_footer};
+use crate::parallel::{default_threads, map_in_parallel};
+use crate::source::{ListedFile, Source};
+use crate::{Error, Result};
+
+/// How to scan.
+#[derive(Clone, Default)]
+pub struct ScanOptions {
+    /// Threads that read footers; as many as there are cores when `None`.
+    pub threads: Option<usize>,
+    /// Where the manifest is kept for the next start.
+    pub cache: CachePolicy,
+    /// Also count the sequences of each row group at this length, as [`crate::Packing::Pad`] needs.
+    pub pieces_of: Option<u32>,
+    /// Called now and then with work done and work to do: files, then row groups whose levels are counted.
+    pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+}
+
+/// What a scan did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScanReport {
+    /// Files whose footers were read.
+    pub files_read: usize,
+    /// Files taken from the cached manifest.
+    pub files_cached: usize,
+    /// Row groups whose levels were counted, since no statistics told.
+    pub row_groups_counted: usize,
+    /// The cached manifest that was used.
+    pub cache_read: Option<PathBuf>,
+    /// Where the new manifest was written.
+    pub cache_written: Option<PathBuf>,
+    /// Why a cached manifest was not used, or none could be written.
+    pub cache_notes: Vec<String>,
+}
+
+/// Reads what there is in a source: from the cached manifest where files did not change, else from their footers.
+pub fn scan(source: &Source, options: &ScanOptions) -> Result<(Arc<DataSet>, ScanReport)> {
+    let threads = options.threads.unwrap_or_else(default_threads).max(1);
+    let listing = source.list()?;
+    let mut report = ScanReport::default();
+    let caches = cache::places(source, &listing.base, &options.cache);
+    let cached = cache::read_first(&caches, &mut report);
+    let stats = map_in_parallel(&listing.files, threads, |file| {
+        let metadata =
+            std::fs::metadata(&file.path).map_err(|error| Error::io(&file.path, "look at it", error))?;
+        Ok::<_, Error>((metadata.len(), modified_ns(&metadata)))
+    })?;
+    let (mut manifest, mut is_new) = match cached {
+        Some(cached) if is_current(&cached, &listing.files, &stats) => {
+            report.files_cached = listing.files.len();
+            (cached, false)
+        }
+        cached => (refresh(&listing.files, &stats, cached.as_ref(), threads, options, &mut report)?, true),
+    };
+    let paths: Vec<PathBuf> = listing.files.into_iter().map(|file| file.path).collect();
+    if let Some(seq_len) = options.pieces_of {
+        let uncounted = manifest.files_without_pieces(seq_len);
+        if !uncounted.is_empty() {
+            (manifest, report.row_groups_counted) =
+                count_pieces(manifest, &paths, &uncounted, seq_len, threads, options)?;
+            is_new = true;
+        }
+    }
+    if is_new {
+        cache::write_first(&caches, &manifest, &mut report);
+    }
+    Ok((Arc::new(DataSet::new(manifest, paths)), report))
+}
+
+/// One file alone, without a cache.
+pub(crate) fn scan_file(path: &Path) -> Result<Arc<DataSet>> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let (file, row_groups) = read_file(path, &name)?;
+    let manifest = Manifest::new(vec![(file, row_groups)])?;
+    Ok(Arc::new(DataSet::new(manifest, vec![path.to_owned()])))
+}
+
+type Stat = (u64, i64);
+
+fn is_current(cached: &Manifest, files: &[ListedFile], stats: &[Stat]) -> bool {
+    cached.files().len() == files.len()
+        && cached.files().iter().zip(files).zip(stats).all(|((cached, file), &stat)| {
+            cached.name == file.name && (cached.size, cached.modified_ns) == stat
+        })
+}
+
+/// A manifest of what the cache still knows and what footers say.
+fn refresh(
+    files: &[ListedFile],
+    stats: &[Stat],
+    cached: Option<&Manifest>,
+    threads: usize,
+    options: &ScanOptions,
+    report: &mut ScanReport,
+) -> Result<Manifest> {
+    let by_name: HashMap<&str, u32> = cached
+        .map(|cached| (0..).zip(cached.files()).map(|(index, file)| (file.name.as_str(), index)).collect())
+        .unwrap_or_default();
+    let known = |name: &str, stat: Stat| -> Option<(DataFile, Vec<RowGroup>)> {
+        let index = *by_name.get(name)?;
+        let cached = cached?;
+        let file = &cached.files()[index as usize];
+        ((file.size, file.modified_ns) == stat)
+            .then(|| (file.clone(), cached.row_groups()[cached.row_groups_of(index)].to_vec()))
+    };
+    let mut scanned: Vec<Option<(DataFile, Vec<RowGroup>)>> =
+        files.iter().zip(stats).map(|(file, &stat)| known(&file.name, stat)).collect();
+    let missing: Vec<usize> = (0..files.len()).filter(|&index| scanned[index].is_none()).collect();
+    report.files_read = missing.len();
+    report.files_cached = files.len() - missing.len();
+    let progress = Progress::new(missing.len() as u64, options);
+    let read = map_in_parallel(&missing, threads, |&index| {
+        let result = read_file(&files[index].path, &files[index].name);
+        progress.one_done();
+        result
+    })?;
+    for (index, read) in missing.into_iter().zip(read) {
+        scanned[index] = Some(read);
+    }
+    Ok(Manifest::new(scanned.into_iter().flatten().collect())?)
+}
+
+/// Footer and, where statistics are missing, counted levels.
+fn read_file(path: &Path, name: &str) -> Result<(DataFile, Vec<RowGroup>)> {
+    let Footer { file, mut row_groups, uncounted } = read_footer(path, name)?;
+    if !uncounted.is_empty() {
+        let manifest = Manifest::new(vec![(file.clone(), row_groups.clone())])?;
+        let data = Arc::new(DataSet::new(manifest, vec![path.to_owned()]));
+        for index in uncounted {
+            let mut cursor = data.open_row_group(index as u32)?.uncounted().levels_only();
+            while cursor.segment(usize::MAX)?.is_some() {}
+            (row_groups[index].tokens, row_groups[index].documents) = cursor.seen();
+        }
+    }
+    Ok((file, row_groups))
+}
+
+fn count_pieces(
+    manifest: Manifest,
+    paths: &[PathBuf],
+    files: &[u32],
+    seq_len: u32,
+    threads: usize,
+    options: &ScanOptions,
+) -> Result<(Manifest, usize)> {
+    let data = Arc::new(DataSet::new(manifest, paths.to_vec()));
+    let row_groups: Vec<u32> = files
+        .iter()
+        .flat_map(|&file| data.manifest().row_groups_of(file))
+        .map(|index| index as u32)
+        .collect();
+    let progress = Progress::new(row_groups.len() as u64, options);
+    let counts = map_in_parallel(&row_groups, threads, |&row_group| {
+        let count = pieces_of_row_group(&data, row_group, u64::from(seq_len));
+        progress.one_done();
+        count
+    })?;
+    let data = Arc::into_inner(data).expect("all threads are done");
+    let (mut manifest, _) = data.into_parts();
+    let mut counts = counts.into_iter();
+    for &file in files {
+        let counts = counts.by_ref().take(manifest.row_groups_of(file).len()).collect();
+        manifest.set_pieces(file, PieceCounts { seq_len, counts });
+    }
+    Ok((manifest, row_groups.len()))
+}
+
+fn pieces_of_row_group(data: &Arc<DataSet>, row_group: u32, seq_len: u64) -> Result<u64> {
+    let mut cursor = data.open_row_group(row_group)?.levels_only();
+    let (mut pieces, mut row_len) = (0, 0_u64);
+    while let Some(segment) = cursor.segment(usize::MAX)? {
+        if segment.starts_row {
+            pieces += row_len.div_ceil(seq_len);
+            row_len = 0;
+        }
+        row_len += segment.tokens as u64;
+    }
+    Ok(pieces + row_len.div_ceil(seq_len))
+}
+
+struct Progress<'a> {
+    done: AtomicU64,
+    total: u64,
+    options: &'a ScanOptions,
+}
+
+impl<'a> Progress<'a> {
+    fn new(total: u64, options: &'a ScanOptions) -> Self {
+        Self { done: AtomicU64::new(0), total, options }
+    }
+
+    fn one_done(&self) {
+        let done = self.done.fetch_add(1, Relaxed) + 1;
+        if let Some(progress) = &self.options.progress {
+            progress(done, self.total);
+        }
+    }
+}
+
+impl std::fmt::Debug for ScanOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ScanOptions")
+            .field("threads", &self.threads)
+            .field("cache", &self.cache)
+            .field("pieces_of", &self.pieces_of)
+            .finish_non_exhaustive()
+    }
+}
