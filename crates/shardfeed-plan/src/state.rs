@@ -1,5 +1,3 @@
-use std::ops::Range;
-
 use serde::{Deserialize, Serialize};
 
 use crate::{EpochOrder, Fingerprint, SettingsError, Skips, StreamSettings};
@@ -345,11 +343,15 @@ impl StepNumbers {
         now.step + (position - now.position).div_ceil(u64::from(now.global_batch))
     }
 
-    /// The first position of steps with the current global batch.
-    pub fn position_of(&self, step: u64) -> Option<u64> {
+    /// Where the first step begins that has this number or a later one, of those with the current global batch;
+    /// the number of sequences if there is none.
+    ///
+    /// What is skipped already counts: a step that straddles a skipped range begins later than its number says.
+    pub fn position_of(&self, step: u64, sequences: u64, skips: &Skips) -> u64 {
         let now = self.current();
-        let batches = step.checked_sub(now.step)?;
-        batches.checked_mul(u64::from(now.global_batch))?.checked_add(now.position)
+        let batches = step.saturating_sub(now.step);
+        let nominal = batches.saturating_mul(u64::from(now.global_batch)).saturating_add(now.position);
+        first_from(now, nominal.min(sequences), skips).min(sequences)
     }
 
     /// Where step `step` begins and how large it is; `None` if it was skipped, is past the end, or is forgotten.
@@ -362,19 +364,21 @@ impl StepNumbers {
         if nominal >= end {
             return None;
         }
-        let steps_between = skips.live_within(change.position..nominal).div_ceil(batch);
-        let first = skips.nth_live(change.position, steps_between * batch);
-        let within: Range<u64> = nominal..end.min(nominal + batch);
-        within.contains(&first).then_some(BatchChange {
-            position: first,
-            step,
-            global_batch: change.global_batch,
-        })
+        let position = first_from(change, nominal, skips);
+        let is_there = position < end.min(nominal + batch);
+        is_there.then_some(BatchChange { position, step, global_batch: change.global_batch })
     }
 
     fn current(&self) -> BatchChange {
         *self.changes.last().expect("never empty")
     }
+}
+
+/// Where the first step begins, of those since `change`, that begins at or after `position`.
+fn first_from(change: BatchChange, position: u64, skips: &Skips) -> u64 {
+    let batch = u64::from(change.global_batch);
+    let steps_before = skips.live_within(change.position..position).div_ceil(batch);
+    skips.nth_live(change.position, steps_before * batch)
 }
 
 #[cfg(test)]
