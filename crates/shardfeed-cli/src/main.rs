@@ -1,4 +1,59 @@
-//! The command line of Shardfeed.
+//! The command line of Shardfeed. One file per verb.
 #![deny(unsafe_code)]
 
-fn main() {}
+mod args; // what people type          -> a loader
+mod demo;
+mod digest; // a batch                  -> a number that tells it from others
+mod explain; // shardfeed data explain
+mod output; // rows of a table, JSON    -> the terminal
+mod scan; // shardfeed data scan
+mod stream; // shardfeed data stream // shardfeed demo
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Feeds distributed training from pre-tokenized Parquet: the same steps at any world size, resumed from one number.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Show what Shardfeed promises, and check it: makes a small data set, streams it on several ranks, stops,
+    /// resumes at another world size. Needs nothing, leaves nothing behind.
+    Demo(demo::DemoArgs),
+    /// Look at a data set and stream it.
+    #[command(subcommand)]
+    Data(DataVerb),
+}
+
+#[derive(Subcommand)]
+enum DataVerb {
+    /// Read what is in a data set: files, row groups, rows, tokens. Keeps it for the next start.
+    Scan(scan::ScanArgs),
+    /// Stream one rank's batches and print counts and a digest for each step. Stop with Ctrl-C, continue with the
+    /// same --state.
+    Stream(stream::StreamArgs),
+    /// Tell which files, row groups, rows and tokens a step is made of.
+    Explain(explain::ExplainArgs),
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 a promise or the data does not hold; 2 the command is wrong; \
+                          3 the data cannot be read; 4 the state is refused; 130 stopped by Ctrl-C (state saved).";
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().verb {
+        Verb::Demo(args) => demo::run(&args),
+        Verb::Data(DataVerb::Scan(args)) => scan::run(&args),
+        Verb::Data(DataVerb::Stream(args)) => stream::run(&args),
+        Verb::Data(DataVerb::Explain(args)) => explain::run(&args),
+    };
+    done.unwrap_or_else(|failure| {
+        eprintln!("shardfeed: {failure}");
+        failure.exit_code()
+    })
+}

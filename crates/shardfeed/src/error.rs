@@ -143,6 +143,14 @@ pub enum Error {
     /// See [`StateError`].
     #[error(transparent)]
     State(#[from] StateError),
+    /// See [`StateError`], with the file.
+    #[error("{}: {source}", path.display())]
+    StateFile {
+        /// The file.
+        path: PathBuf,
+        /// Why it is refused.
+        source: StateError,
+    },
     /// See [`SkipsError`].
     #[error(transparent)]
     Skips(#[from] SkipsError),

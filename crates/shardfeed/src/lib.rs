@@ -37,6 +37,7 @@ mod parallel; // items                   -> results, on threads
 pub mod sample;
 mod scan; // a source                    -> DataSet, cached on disk
 mod source; // a directory, glob or list -> paths with canonical names
+mod state_file; // a state              <-> a file, whole or not at all
 mod window; // the line of an epoch      -> sequences near where a lane stands // made-up data for the demo, the examples and the tests
 
 pub use batch::{Batch, Dtype, IGNORE_LABEL, IdArray, LabelStyle};
@@ -51,8 +52,9 @@ pub use loader::{
 };
 pub use scan::{ScanOptions, ScanReport, scan};
 pub use source::Source;
+pub use state_file::{read_state, write_state};
 
 pub use shardfeed_plan::{
     DataFile, EpochOrder, FileShardError, Fingerprint, IdType, Manifest, Packing, Rank, RankError, RowGroup,
-    SettingsError, SkipsError, StateError, StreamSettings, StreamState, Tail, TokenColumn,
+    SettingsError, SkipsError, StateError, StreamSettings, StreamState, Tail, TokenColumn, key, mix,
 };

@@ -154,9 +154,9 @@ impl TokenLoader {
         }
         let sequences = self.source.order.sequences();
         let numbers = &self.state.steps;
-        let position_of = |step| numbers.position_of(step).unwrap_or(self.state.position);
+        let position_of = |step| numbers.position_of(step, sequences, &self.state.skips);
         let from = position_of(start).max(self.state.position);
-        let to = position_of(end).min(sequences);
+        let to = position_of(end);
         if from >= to {
             let next = numbers.steps_before(self.state.position);
             let steps = numbers.steps_before(sequences);

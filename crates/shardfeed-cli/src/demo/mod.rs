@@ -1,0 +1,54 @@
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::json;
+
+use crate::args::Failure;
+use crate::output::{scan_bar, table};
+
+mod job; // ranks as processes of their own -> steps, states
+mod promises; // what is checked
+
+#[derive(Args, Debug)]
+pub struct DemoArgs {
+    /// One JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One promise, what was tried, and whether it held.
+pub struct Check {
+    pub promise: &'static str,
+    /// What was seen, with its numbers, or what went wrong.
+    pub seen: Result<String, String>,
+}
+
+pub fn run(args: &DemoArgs) -> Result<ExitCode, Failure> {
+    let dir = tempfile::tempdir()?;
+    let bar = scan_bar("checking");
+    let checks = promises::check_all(dir.path(), &bar)?;
+    bar.finish_and_clear();
+    let failed = checks.iter().filter(|check| check.seen.is_err()).count();
+    if args.json {
+        let rows: Vec<_> = checks
+            .iter()
+            .map(|check| {
+                let (Ok(seen) | Err(seen)) = &check.seen;
+                json!({ "promise": check.promise, "holds": check.seen.is_ok(), "seen": seen })
+            })
+            .collect();
+        println!("{}", json!({ "checks": rows, "failed": failed }));
+    } else {
+        let mut rows = vec![["", "promise", "seen"].map(str::to_owned).to_vec()];
+        rows.extend(checks.iter().map(|check| match &check.seen {
+            Ok(seen) => vec!["✓".to_owned(), check.promise.to_owned(), seen.clone()],
+            Err(wrong) => vec!["✗".to_owned(), check.promise.to_owned(), wrong.clone()],
+        }));
+        print!("{}", table(&rows));
+        match failed {
+            0 => println!("\nAll {} promises hold.", checks.len()),
+            _ => println!("\n{failed} of {} promises do not hold: please report this table.", checks.len()),
+        }
+    }
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

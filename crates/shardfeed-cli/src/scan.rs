@@ -1,0 +1,159 @@
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args;
+use serde_json::json;
+use shardfeed::{Manifest, ScanOptions, ScanReport, scan};
+
+use crate::args::{DataArgs, Failure};
+use crate::output::{scan_bar, table, thousands};
+
+#[derive(Args, Debug)]
+pub struct ScanArgs {
+    #[command(flatten)]
+    data: DataArgs,
+    /// Also count the sequences that rows make when cut at this length, as packing "pad" needs.
+    #[arg(long, value_name = "SEQ_LEN")]
+    pad: Option<u32>,
+    /// Threads that read footers. [default: the cores]
+    #[arg(long)]
+    threads: Option<usize>,
+    /// List every file.
+    #[arg(long)]
+    files: bool,
+    /// One JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &ScanArgs) -> Result<ExitCode, Failure> {
+    let bar = scan_bar("scanning");
+    let progress = bar.clone();
+    let options = ScanOptions {
+        threads: args.threads,
+        cache: args.data.cache(),
+        pieces_of: args.pad,
+        progress: Some(Arc::new(move |done, total| {
+            progress.set_length(total);
+            progress.set_position(done);
+        })),
+    };
+    if args.pad == Some(0) {
+        return Err(Failure::Shardfeed(shardfeed::SettingsError::NoTokens.into()));
+    }
+    let scanned = scan(&args.data.source(), &options);
+    bar.finish_and_clear();
+    let (data, report) = scanned?;
+    let manifest = data.manifest();
+    let sequences: Option<u64> = args.pad.map(|seq_len| {
+        let pieces = manifest.files().iter().flat_map(|file| &file.pieces);
+        pieces.filter(|pieces| pieces.seq_len == seq_len).flat_map(|pieces| &pieces.counts).sum()
+    });
+    if args.json {
+        println!("{}", as_json(manifest, &report, sequences, args.files));
+    } else {
+        print_text(manifest, &report, sequences, args.files);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn as_json(
+    manifest: &Manifest,
+    report: &ScanReport,
+    sequences: Option<u64>,
+    files: bool,
+) -> serde_json::Value {
+    let mut value = json!({
+        "fingerprint": manifest.fingerprint().to_string(),
+        "files": manifest.files().len(),
+        "row_groups": manifest.row_groups().len(),
+        "rows": manifest.rows(),
+        "documents": manifest.documents(),
+        "tokens": manifest.tokens(),
+        "bytes": manifest.files().iter().map(|file| file.size).sum::<u64>(),
+        "sequences": sequences,
+        "files_read": report.files_read,
+        "files_cached": report.files_cached,
+        "cache_read": report.cache_read,
+        "cache_written": report.cache_written,
+        "cache_notes": report.cache_notes,
+    });
+    if files {
+        value["file_list"] = per_file(manifest)
+            .map(|file| {
+                json!({ "name": file.name, "column": file.column, "type": file.ids, "row_groups": file.row_groups,
+                        "rows": file.rows, "tokens": file.tokens, "bytes": file.bytes })
+            })
+            .collect();
+    }
+    value
+}
+
+fn print_text(manifest: &Manifest, report: &ScanReport, sequences: Option<u64>, files: bool) {
+    let tokens = manifest.tokens();
+    let documents = manifest.documents();
+    println!("fingerprint  {}", manifest.fingerprint());
+    let cached = match report.files_cached {
+        0 => String::new(),
+        cached => format!(" ({} unchanged since the last scan)", thousands(cached as u64)),
+    };
+    println!("files        {}{cached}", thousands(manifest.files().len() as u64));
+    println!("row groups   {}", thousands(manifest.row_groups().len() as u64));
+    let gaps = match manifest.rows() - documents {
+        0 => String::new(),
+        gaps => format!(" ({} null or empty)", thousands(gaps)),
+    };
+    println!("rows         {}{gaps}", thousands(manifest.rows()));
+    let mean = tokens.checked_div(documents).unwrap_or(0);
+    println!("tokens       {} ({} a row)", thousands(tokens), thousands(mean));
+    if let Some(sequences) = sequences {
+        println!("sequences    {}", thousands(sequences));
+    }
+    if let Some(path) = &report.cache_written {
+        println!("kept in      {}", path.display());
+    }
+    for note in &report.cache_notes {
+        eprintln!("shardfeed: {note}");
+    }
+    if files {
+        let head =
+            ["file", "column", "type", "row groups", "rows", "tokens", "bytes"].map(str::to_owned).to_vec();
+        let rows = per_file(manifest).map(|file| {
+            vec![
+                file.name.to_owned(),
+                file.column.to_owned(),
+                file.ids.to_owned(),
+                thousands(file.row_groups),
+                thousands(file.rows),
+                thousands(file.tokens),
+                thousands(file.bytes),
+            ]
+        });
+        print!("\n{}", table(&std::iter::once(head).chain(rows).collect::<Vec<_>>()));
+    }
+}
+
+struct FileLine<'a> {
+    name: &'a str,
+    column: &'a str,
+    ids: &'static str,
+    row_groups: u64,
+    rows: u64,
+    tokens: u64,
+    bytes: u64,
+}
+
+fn per_file(manifest: &Manifest) -> impl Iterator<Item = FileLine<'_>> {
+    (0_u32..).zip(manifest.files()).map(|(index, file)| {
+        let groups = &manifest.row_groups()[manifest.row_groups_of(index)];
+        FileLine {
+            name: &file.name,
+            column: &file.column.name,
+            ids: file.column.ids.name(),
+            row_groups: groups.len() as u64,
+            rows: groups.iter().map(|group| group.rows).sum(),
+            tokens: groups.iter().map(|group| group.tokens).sum(),
+            bytes: file.size,
+        }
+    })
+}
