@@ -58,3 +58,8 @@ pub use shardfeed_plan::{
     DataFile, EpochOrder, FileShardError, Fingerprint, IdType, Manifest, Packing, Rank, RankError, RowGroup,
     SettingsError, SkipsError, StateError, StreamSettings, StreamState, Tail, TokenColumn, key, mix,
 };
+
+/// The examples of the README are run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

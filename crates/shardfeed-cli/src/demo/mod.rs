@@ -1,3 +1,4 @@
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -11,6 +12,9 @@ mod promises; // what is checked
 
 #[derive(Args, Debug)]
 pub struct DemoArgs {
+    /// Leave the data set in DIR/data, to try other commands on. DIR must be new.
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
     /// One JSON object instead of a table.
     #[arg(long)]
     json: bool,
@@ -24,9 +28,14 @@ pub struct Check {
 }
 
 pub fn run(args: &DemoArgs) -> Result<ExitCode, Failure> {
-    let dir = tempfile::tempdir()?;
+    let scratch = tempfile::tempdir()?;
+    let dir = args.keep.as_deref().unwrap_or(scratch.path());
+    if args.keep.is_some() {
+        std::fs::create_dir(dir)
+            .map_err(|error| Failure::Other(format!("{}: cannot make it: {error}", dir.display())))?;
+    }
     let bar = scan_bar("checking");
-    let checks = promises::check_all(dir.path(), &bar)?;
+    let checks = promises::check_all(dir, scratch.path(), &bar)?;
     bar.finish_and_clear();
     let failed = checks.iter().filter(|check| check.seen.is_err()).count();
     if args.json {
@@ -49,6 +58,9 @@ pub fn run(args: &DemoArgs) -> Result<ExitCode, Failure> {
             0 => println!("\nAll {} promises hold.", checks.len()),
             _ => println!("\n{failed} of {} promises do not hold: please report this table.", checks.len()),
         }
+    }
+    if let (false, Some(dir)) = (args.json, &args.keep) {
+        println!("The data set is in {}.", dir.join("data").display());
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -19,8 +19,8 @@ const GLOBAL_BATCH: u32 = 24;
 const SEED: u64 = 7;
 
 /// Makes the data set and checks every promise over it, in order.
-pub fn check_all(dir: &Path, bar: &ProgressBar) -> Result<Vec<Check>, Failure> {
-    let demo = Demo::make(dir)?;
+pub fn check_all(dir: &Path, scratch: &Path, bar: &ProgressBar) -> Result<Vec<Check>, Failure> {
+    let demo = Demo::make(dir, scratch)?;
     let promises: [Promise; 11] = [
         ("every token exactly once an epoch", Demo::every_token_once),
         ("every token but a row's first is a label once", Demo::every_label_once),
@@ -65,7 +65,8 @@ fn ensure(holds: bool, otherwise: &str) -> Result<(), Wrong> {
 }
 
 struct Demo {
-    dir: PathBuf,
+    /// States of jobs go here.
+    scratch: PathBuf,
     data: PathBuf,
     rows: Arc<DataSet>,
     /// One uninterrupted epoch on one rank.
@@ -73,14 +74,14 @@ struct Demo {
 }
 
 impl Demo {
-    fn make(dir: &Path) -> Result<Self, Failure> {
+    fn make(dir: &Path, scratch: &Path) -> Result<Self, Failure> {
         let data = dir.join("data");
         std::fs::create_dir(&data)?;
         let options = WriteOptions { rows_per_group: 100, page_bytes: 4096, ..WriteOptions::default() };
         let sample = SampleData { files: 12, rows_per_file: 500, row_tokens_max: 300, seed: 1, options };
         write_sample(&data, &sample)?;
         let (rows, _) = scan(&(&data).into(), &ScanOptions::default())?;
-        let mut demo = Self { dir: dir.to_owned(), data, rows, reference: Vec::new() };
+        let mut demo = Self { scratch: scratch.to_owned(), data, rows, reference: Vec::new() };
         demo.reference = steps_of(&mut demo.loader().build()?)?;
         Ok(demo)
     }
@@ -98,7 +99,7 @@ impl Demo {
             world_size,
             steps: None,
             resume_from: None,
-            states: self.dir.join(name),
+            states: self.scratch.join(name),
         }
     }
 
