@@ -86,9 +86,12 @@ impl DataSet {
     }
 
     /// The file is still the one that was scanned.
-    fn check_unchanged(&self, file: u32) -> Result<()> {
+    pub(crate) fn check_unchanged(&self, file: u32) -> Result<()> {
+        self.check_handle(file, &*self.file(file)?)
+    }
+
+    fn check_handle(&self, file: u32, handle: &File) -> Result<()> {
         let path = self.path(file);
-        let handle = self.file(file).map_err(|error| Error::io(path, "open it", error))?;
         let now = handle.metadata().map_err(|error| Error::io(path, "look at it", error))?;
         let scanned = &self.manifest.files()[file as usize];
         let changed = |what| Err(Error::Changed { path: path.to_owned(), what });
@@ -101,7 +104,8 @@ impl DataSet {
         Ok(())
     }
 
-    fn file(&self, index: u32) -> io::Result<Arc<File>> {
+    /// The open file. One that is opened, or opened again, is the one that was scanned.
+    fn file(&self, index: u32) -> Result<Arc<File>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.clock += 1;
         let clock = open.clock;
@@ -113,7 +117,9 @@ impl DataSet {
             let oldest = open.by_index.iter().min_by_key(|(_, (used, _))| *used).map(|(index, _)| *index);
             oldest.and_then(|oldest| open.by_index.remove(&oldest));
         }
-        let file = Arc::new(File::open(self.path(index))?);
+        let path = self.path(index);
+        let file = Arc::new(File::open(path).map_err(|error| Error::io(path, "open it", error))?);
+        self.check_handle(index, &file)?;
         open.by_index.insert(index, (clock, Arc::clone(&file)));
         Ok(file)
     }
@@ -132,9 +138,13 @@ impl ChunkBytes {
         Self { data: Arc::clone(data), file: facts.file, end: facts.chunk().end }
     }
 
-    fn read_exact(&self, buffer: &mut [u8], start: u64) -> io::Result<()> {
+    fn read_exact(&self, buffer: &mut [u8], start: u64) -> Result<()> {
         self.data.counts.bytes.fetch_add(buffer.len() as u64, Relaxed);
-        self.data.file(self.file)?.read_exact_at(buffer, start)
+        let file = self.data.file(self.file)?;
+        file.read_exact_at(buffer, start).map_err(|error| {
+            let changed = self.data.check_handle(self.file, &file).err();
+            changed.unwrap_or_else(|| Error::io(self.data.path(self.file), "read it", error))
+        })
     }
 }
 
@@ -160,7 +170,7 @@ impl ChunkReader for ChunkBytes {
             )));
         }
         let mut bytes = vec![0; length];
-        self.read_exact(&mut bytes, start)?;
+        self.read_exact(&mut bytes, start).map_err(|error| ParquetError::External(Box::new(error)))?;
         Ok(bytes.into())
     }
 }
@@ -182,7 +192,7 @@ impl Read for HeaderBytes {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.unread.is_empty() {
             let len = self.chunk.end.saturating_sub(self.next).min(Self::LEN as u64) as usize;
-            self.chunk.read_exact(&mut self.bytes[..len], self.next)?;
+            self.chunk.read_exact(&mut self.bytes[..len], self.next).map_err(io::Error::other)?;
             self.next += len as u64;
             self.unread = 0..len;
         }

@@ -55,6 +55,8 @@ struct Queue {
     planner: Option<Planner>,
     epoch_planned: bool,
     stopped: bool,
+    /// A thread panicked.
+    broken: bool,
 }
 
 struct OpenStep {
@@ -118,6 +120,7 @@ impl Engine {
                 planner: Some(planner),
                 epoch_planned: false,
                 stopped: false,
+                broken: false,
             }),
             work: Condvar::new(),
             ready: Condvar::new(),
@@ -127,7 +130,13 @@ impl Engine {
             let shared = Arc::clone(&engine.shared);
             let thread = std::thread::Builder::new()
                 .name(format!("shardfeed-{index}"))
-                .spawn(move || shared.work())
+                .spawn(move || {
+                    // Jobs catch their own panics; should the queue itself have one, nobody must wait for ever.
+                    if std::panic::catch_unwind(AssertUnwindSafe(|| shared.work())).is_err() {
+                        shared.lock().broken = true;
+                        shared.ready.notify_all();
+                    }
+                })
                 .map_err(|error| Error::Invalid(format!("cannot start decoding thread {index}: {error}")))?;
             engine.threads.push(thread);
         }
@@ -140,6 +149,9 @@ impl Engine {
         loop {
             match queue.steps.front() {
                 Some(step) if step.ready => break,
+                _ if queue.broken => {
+                    return Err(Error::Invalid("a decoding thread panicked; please report this".to_owned()));
+                }
                 None if queue.epoch_planned => return Ok(None),
                 _ => queue = self.shared.ready.wait(queue).unwrap_or_else(PoisonError::into_inner),
             }

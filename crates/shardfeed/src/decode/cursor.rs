@@ -171,12 +171,13 @@ impl RowGroupCursor {
     }
 
     /// The next tokens of one row, at most `max` (over 0) of them. Null and empty rows are passed over.
-    /// `None` at the end of the row group, once its counts have been found right.
+    /// `None` at the end of the row group, once its counts have been found right and its file unchanged.
     pub fn segment(&mut self, max: usize) -> Result<Option<Segment>> {
         loop {
             if self.page.slots_left == 0 {
                 if !self.next_page()? {
                     self.check_counts()?;
+                    self.data.check_unchanged(self.facts.file)?;
                     return Ok(None);
                 }
                 continue;
@@ -346,16 +347,28 @@ impl RowGroupCursor {
     }
 
     fn page_error(&self, error: &ParquetError) -> Error {
-        let path = self.data.path(self.facts.file).to_owned();
-        if let ParquetError::External(source) = error
-            && let Some(io) = source.downcast_ref::<std::io::Error>()
-        {
-            return Error::io(path, "read it", std::io::Error::new(io.kind(), io.to_string()));
+        if let ParquetError::External(source) = error {
+            // Our own reads fail with our own errors, headers behind one of the standard library's.
+            let inner =
+                source.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref()?.downcast_ref());
+            match source.downcast_ref::<Error>().or(inner) {
+                Some(Error::Changed { path, what }) => {
+                    return Error::Changed { path: path.clone(), what: what.clone() };
+                }
+                Some(Error::Io { path, action, source }) => {
+                    return Error::io(path, action, std::io::Error::new(source.kind(), source.to_string()));
+                }
+                _ => {}
+            }
         }
         self.damaged(format!("page {}: {error}", self.found.data_pages))
     }
 
     fn damaged(&self, reason: String) -> Error {
+        // Somebody may be writing into the file just now: that is what to say then.
+        if let Err(changed @ Error::Changed { .. }) = self.data.check_unchanged(self.facts.file) {
+            return changed;
+        }
         Error::Damaged {
             path: self.data.path(self.facts.file).to_owned(),
             row_group: self.facts.number,
