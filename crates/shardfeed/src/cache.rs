@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use shardfeed_plan::{Manifest, decode_manifest, encode_manifest, key};
 
@@ -100,7 +101,9 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
+    // Ranks are processes, or threads of one.
+    static WRITES: AtomicU64 = AtomicU64::new(0);
+    name.push(format!(".{}-{}.tmp", std::process::id(), WRITES.fetch_add(1, Relaxed)));
     let temporary = dir.join(name);
     let written = File::create(&temporary).and_then(|mut file| {
         file.write_all(bytes)?;

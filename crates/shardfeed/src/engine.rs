@@ -263,7 +263,7 @@ impl Shared {
     fn fill(&self, lane: &mut Lane, job: &Job) -> Result<()> {
         for &(row, position) in &job.rows {
             let place = self.source.order.place(position);
-            let sequence = lane.sequence(place.index)?;
+            let sequence = lane.sequence(place.index, job.step == 0)?;
             let mut batch = lock(&job.filling.batch);
             let batch = batch.as_mut().expect("not taken before it is ready");
             self.shape.fill(batch, row, &sequence, position)?;

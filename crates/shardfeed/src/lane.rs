@@ -28,15 +28,17 @@ impl Lane {
         }
     }
 
-    /// The sequence that the lane delivers after `index` others.
-    pub fn sequence(&mut self, index: u64) -> Result<Sequence<'_>> {
+    /// The sequence that the lane delivers after `index` others; `is_first_step` of the engine's.
+    pub fn sequence(&mut self, index: u64, is_first_step: bool) -> Result<Sequence<'_>> {
         let sequence = self.walk.sequence(index);
         let floor = self.walk.floor(index);
-        let first_visit = !std::mem::replace(&mut self.visited, true);
-        let before_window = self.window.as_ref().is_some_and(|window| sequence < window.start());
-        // The first batch after a start must not wait for a whole window: it opens the sequence's own row group,
-        // or two. And what a wrapped tail takes from the epoch's beginning is behind every window.
-        if before_window || (first_visit && sequence > floor) {
+        let is_first_visit = !std::mem::replace(&mut self.visited, true);
+        let is_decoded =
+            self.window.as_ref().is_some_and(|window| (window.start()..window.end()).contains(&sequence));
+        let is_before = self.window.as_ref().is_some_and(|window| sequence < window.start());
+        // The first batch after a start must not wait for whole windows: each of its sequences opens its own row
+        // group, or two. And what a wrapped tail takes from the epoch's beginning is behind every window.
+        if is_before || (!is_decoded && (is_first_visit || is_first_step) && sequence > floor) {
             let tokens = self.source.settings.seq_len as usize;
             let alone = self.alone.insert(Window::open(&self.source, sequence, tokens));
             return alone.sequence(sequence);

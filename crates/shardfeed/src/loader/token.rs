@@ -158,8 +158,8 @@ impl TokenLoader {
         let from = position_of(start).max(self.state.position);
         let to = position_of(end);
         if from >= to {
-            let next = numbers.steps_before(self.state.position);
             let steps = numbers.steps_before(sequences);
+            let next = numbers.number(self.state.skips.nth_live(self.state.position, 0)).min(steps);
             return Err(SkipsError::OutOfReach { start, end, next, steps }.into());
         }
         let mut state = self.state.clone();
