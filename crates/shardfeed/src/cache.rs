@@ -96,13 +96,14 @@ pub(crate) fn write_first(places: &[PathBuf], manifest: &Manifest, report: &mut 
     }
 }
 
+/// Ranks are processes, or threads of one: temporary files have numbers.
+static WRITES: AtomicU64 = AtomicU64::new(0);
+
 /// Readers see the old file or the new one, never half of it, also when many ranks write at once.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    // Ranks are processes, or threads of one.
-    static WRITES: AtomicU64 = AtomicU64::new(0);
     name.push(format!(".{}-{}.tmp", std::process::id(), WRITES.fetch_add(1, Relaxed)));
     let temporary = dir.join(name);
     let written = File::create(&temporary).and_then(|mut file| {
