@@ -2,12 +2,12 @@
 #![deny(unsafe_code)]
 
 mod args; // what people type          -> a loader
-mod demo;
-mod digest; // a batch                  -> a number that tells it from others
-mod explain; // shardfeed data explain
-mod output; // rows of a table, JSON    -> the terminal
+mod output; // rows of a table, JSON   -> the terminal
+mod digest; // a batch                 -> a number that tells it from others
 mod scan; // shardfeed data scan
-mod stream; // shardfeed data stream // shardfeed demo
+mod stream; // shardfeed data stream
+mod explain; // shardfeed data explain
+mod demo; // shardfeed demo
 
 use std::process::ExitCode;
 
@@ -22,6 +22,7 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
+#[allow(clippy::large_enum_variant)] // There is one, once.
 enum Verb {
     /// Show what Shardfeed promises, and check it: makes a small data set, streams it on several ranks, stops,
     /// resumes at another world size. Needs nothing, leaves nothing behind.

@@ -17,17 +17,17 @@
 //! ```
 #![deny(unsafe_code)]
 
-mod files;
-mod lanes; // a position             -> a sequence on the line
-mod line; // row groups              -> one line of units, cut into row-group spans
-mod manifest; // files               -> row groups in one canonical order, and a fingerprint
-mod order; // an epoch               -> steps, and each rank's slice of them
-mod permute; // a key                -> a shuffle that never changes between releases
-mod rank; // a process of the job    -> its share of n things
-mod settings; // what a user asks    -> the numbers that define an order
-mod skips; // ranges left out        -> which positions are live
+mod rank; // a process of the job     -> its share of n things
+mod permute; // a key                 -> a shuffle that never changes between releases
+mod manifest; // files                -> row groups in one canonical order, and a fingerprint
+mod stored_manifest; // Manifest     <-> bytes
+mod settings; // what a user asks     -> the numbers that define an order
+mod line; // row groups               -> one line of units, cut into row-group spans
+mod lanes; // a position              -> a sequence on the line
+mod skips; // ranges left out         -> which positions are live
+mod order; // an epoch                -> steps, and each rank's slice of them
 mod state; // where a stream stands  <-> JSON, and what must match to continue there
-mod stored_manifest; // Manifest     <-> bytes // whole files            -> who owns which, in which order
+mod files; // whole files             -> who owns which, in which order
 
 pub use files::{FileOrder, FileShardError};
 pub use lanes::{LaneWalk, Lanes, Place};

@@ -16,6 +16,12 @@ pub enum RankError {
     /// A job of nobody.
     #[error("world size is 0; a job has at least one rank")]
     NoRanks,
+    /// More ranks than can be numbered.
+    #[error("world size {world_size} is more than {}", u32::MAX)]
+    TooManyRanks {
+        /// How many were asked for.
+        world_size: usize,
+    },
     /// An index past the last rank.
     #[error("rank {index} of world size {world_size} does not exist; ranks go from 0 to {}", world_size - 1)]
     OutOfRange {

@@ -104,7 +104,10 @@ pub enum StateError {
         given: String,
     },
     /// Past the end of the epoch.
-    #[error("the state stands at position {position}, but the epoch has {sequences} sequences")]
+    #[error(
+        "the state stands at position {position}, but the epoch has {sequences} sequences; it was not saved over this \
+         data set with these settings, so load another one"
+    )]
     PastEnd {
         /// Saved position.
         position: u64,
@@ -124,6 +127,30 @@ impl StreamState {
             steps: StepNumbers::new(global_batch),
             skips: Skips::default(),
         }
+    }
+
+    /// `Ok` when this state could have come about: its settings define an order and its numbers fit together.
+    pub fn check(&self) -> Result<(), StateError> {
+        self.settings.check()?;
+        let contradiction = |what: String| Err(StateError::Contradiction(what));
+        let skipped_to = self.skips.ranges().last().map_or(0, |range| range.end);
+        if self.position.max(skipped_to) > POSITION_MAX {
+            let position = self.position;
+            return contradiction(format!(
+                "it stands at position {position} or skips to {skipped_to}, past any data set"
+            ));
+        }
+        let changes = self.steps.changes();
+        let is_possible = |change: &BatchChange| {
+            change.global_batch > 0 && change.position <= self.position && change.step <= change.position
+        };
+        let is_ordered =
+            changes.windows(2).all(|pair| pair[0].position < pair[1].position && pair[0].step < pair[1].step);
+        let is_counted = (1..=StepNumbers::CHANGES_MAX).contains(&changes.len());
+        if !is_counted || !is_ordered || !changes.iter().all(is_possible) {
+            return contradiction("its changes of the global batch are out of order".to_owned());
+        }
+        Ok(())
     }
 
     /// `Ok` when this state can be continued over the data set with this fingerprint and this many sequences.
@@ -257,10 +284,6 @@ impl Stored {
             lanes: self.lanes,
             window: self.window,
         };
-        settings.check()?;
-        if self.position > POSITION_MAX {
-            return Err(contradiction("its position is past any data set"));
-        }
         let mut skips = Skips::default();
         for &(start, len) in &self.skipped {
             let end = start.checked_add(len).filter(|&end| end <= POSITION_MAX && len > 0);
@@ -275,25 +298,15 @@ impl Stored {
             .iter()
             .map(|&(position, step, global_batch)| BatchChange { position, step, global_batch })
             .collect();
-        let ordered =
-            changes.windows(2).all(|pair| pair[0].position < pair[1].position && pair[0].step < pair[1].step);
-        if changes.is_empty()
-            || changes.len() > StepNumbers::CHANGES_MAX
-            || !ordered
-            || changes.iter().any(|change| {
-                change.global_batch == 0 || change.position > self.position || change.step > change.position
-            })
-        {
-            return Err(contradiction("its changes of the global batch are out of order"));
-        }
-        Ok(StreamState {
+        let state = StreamState {
             fingerprint: self.fingerprint.parse().map_err(StateError::Malformed)?,
             settings,
             epoch: self.epoch,
             position: self.position,
             steps: StepNumbers { changes },
             skips,
-        })
+        };
+        state.check().map(|()| state)
     }
 }
 

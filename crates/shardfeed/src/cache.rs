@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::SystemTime;
 
 use shardfeed_plan::{Manifest, decode_manifest, encode_manifest, key};
 
@@ -96,7 +97,8 @@ pub(crate) fn write_first(places: &[PathBuf], manifest: &Manifest, report: &mut 
     }
 }
 
-/// Ranks are processes, or threads of one: temporary files have numbers.
+/// Ranks are threads of one process, processes, or processes of the same number in containers: temporary files are
+/// named by all that tells them apart.
 static WRITES: AtomicU64 = AtomicU64::new(0);
 
 /// Readers see the old file or the new one, never half of it, also when many ranks write at once.
@@ -104,9 +106,10 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}-{}.tmp", std::process::id(), WRITES.fetch_add(1, Relaxed)));
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+    name.push(format!(".{}-{}-{now}.tmp", std::process::id(), WRITES.fetch_add(1, Relaxed)));
     let temporary = dir.join(name);
-    let written = File::create(&temporary).and_then(|mut file| {
+    let written = File::create_new(&temporary).and_then(|mut file| {
         file.write_all(bytes)?;
         file.sync_all()
     });

@@ -12,6 +12,7 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
 use shardfeed_plan::{Manifest, RowGroup};
 
+use crate::decode::PageLimit;
 use crate::footer::modified_ns;
 use crate::{Error, Result, RowGroupCursor};
 
@@ -75,10 +76,19 @@ impl DataSet {
 
     /// Opens a row group at its beginning.
     pub fn open_row_group(self: &Arc<Self>, row_group: u32) -> Result<RowGroupCursor> {
+        self.open_row_group_within(row_group, PageLimit::default())
+    }
+
+    /// Opens a row group whose pages must not be larger than `limit`.
+    pub(crate) fn open_row_group_within(
+        self: &Arc<Self>,
+        row_group: u32,
+        limit: PageLimit,
+    ) -> Result<RowGroupCursor> {
         self.counts.row_groups.fetch_add(1, Relaxed);
         let facts = self.manifest.row_groups()[row_group as usize];
         self.check_unchanged(facts.file)?;
-        RowGroupCursor::open(self, facts)
+        RowGroupCursor::open(self, facts, limit)
     }
 
     pub(crate) fn into_parts(self) -> (Manifest, Vec<PathBuf>) {
@@ -131,20 +141,49 @@ pub(crate) struct ChunkBytes {
     data: Arc<DataSet>,
     file: u32,
     end: u64,
+    limit: PageLimit,
+    /// What the page header read last says of its page.
+    last_page: Arc<LastPage>,
+}
+
+/// Sizes in the page header that was read last.
+#[derive(Debug, Default)]
+pub(crate) struct LastPage {
+    uncompressed_bytes: AtomicU64,
+}
+
+impl LastPage {
+    pub fn uncompressed_bytes(&self) -> usize {
+        self.uncompressed_bytes.load(Relaxed) as usize
+    }
 }
 
 impl ChunkBytes {
-    pub fn new(data: &Arc<DataSet>, facts: &RowGroup) -> Self {
-        Self { data: Arc::clone(data), file: facts.file, end: facts.chunk().end }
+    pub fn new(data: &Arc<DataSet>, facts: &RowGroup, limit: PageLimit) -> Self {
+        let last_page = Arc::new(LastPage::default());
+        Self { data: Arc::clone(data), file: facts.file, end: facts.chunk().end, limit, last_page }
+    }
+
+    pub fn last_page(&self) -> Arc<LastPage> {
+        Arc::clone(&self.last_page)
+    }
+
+    /// Refuses a page before anything is allocated for it.
+    fn check_page(&self, header: &[u8]) -> Result<()> {
+        if let Some((uncompressed, compressed)) = page_sizes(header) {
+            self.last_page.uncompressed_bytes.store(uncompressed, Relaxed);
+            self.limit.check(self.data.path(self.file), uncompressed + compressed)?;
+        }
+        Ok(())
     }
 
     fn read_exact(&self, buffer: &mut [u8], start: u64) -> Result<()> {
         self.data.counts.bytes.fetch_add(buffer.len() as u64, Relaxed);
         let file = self.data.file(self.file)?;
-        file.read_exact_at(buffer, start).map_err(|error| {
-            let changed = self.data.check_handle(self.file, &file).err();
-            changed.unwrap_or_else(|| Error::io(self.data.path(self.file), "read it", error))
-        })
+        let read = file.read_exact_at(buffer, start);
+        // After each page, since others may write into the file at any time: what was read before they did is right.
+        self.data.check_handle(self.file, &file)?;
+        read.map_err(|error| Error::io(self.data.path(self.file), "read it", error))
     }
 }
 
@@ -158,8 +197,8 @@ impl ChunkReader for ChunkBytes {
     type T = HeaderBytes;
 
     fn get_read(&self, start: u64) -> Result<HeaderBytes, ParquetError> {
-        let chunk = Self { data: Arc::clone(&self.data), file: self.file, end: self.end };
-        Ok(HeaderBytes { chunk, next: start, bytes: [0; HeaderBytes::LEN], unread: 0..0 })
+        let chunk = Self { data: Arc::clone(&self.data), last_page: self.last_page(), ..*self };
+        Ok(HeaderBytes { chunk, start, next: start, bytes: [0; HeaderBytes::LEN], unread: 0..0 })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
@@ -178,6 +217,7 @@ impl ChunkReader for ChunkBytes {
 /// Bytes for a page header, a few at a time. Bodies are read by `get_bytes`, in one piece.
 pub(crate) struct HeaderBytes {
     chunk: ChunkBytes,
+    start: u64,
     next: u64,
     bytes: [u8; Self::LEN],
     unread: Range<usize>,
@@ -193,6 +233,9 @@ impl Read for HeaderBytes {
         if self.unread.is_empty() {
             let len = self.chunk.end.saturating_sub(self.next).min(Self::LEN as u64) as usize;
             self.chunk.read_exact(&mut self.bytes[..len], self.next).map_err(io::Error::other)?;
+            if self.next == self.start {
+                self.chunk.check_page(&self.bytes[..len]).map_err(io::Error::other)?;
+            }
             self.next += len as u64;
             self.unread = 0..len;
         }
@@ -200,5 +243,52 @@ impl Read for HeaderBytes {
         out[..len].copy_from_slice(&self.bytes[self.unread.start..self.unread.start + len]);
         self.unread.start += len;
         Ok(len)
+    }
+}
+
+/// Uncompressed and compressed size from the beginning of a page header: its first three fields are the page's
+/// type and its sizes, in Thrift's compact form. `None` if they are not, which is for the crate to refuse.
+fn page_sizes(header: &[u8]) -> Option<(u64, u64)> {
+    let mut rest = header;
+    let mut field = || {
+        let (&tag, mut bytes) = rest.split_first()?;
+        // One field further, a 32-bit number.
+        if tag != 0x15 {
+            return None;
+        }
+        let mut number = 0_u64;
+        for shift in (0..35).step_by(7) {
+            let (&byte, after) = bytes.split_first()?;
+            bytes = after;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                rest = bytes;
+                // Zigzag: even numbers are positive.
+                return number.is_multiple_of(2).then_some(number / 2);
+            }
+        }
+        None
+    };
+    let (_page_type, uncompressed, compressed) = (field()?, field()?, field()?);
+    Some((uncompressed, compressed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::page_sizes;
+
+    #[test]
+    fn sizes_are_read_from_a_page_header() {
+        assert_eq!(page_sizes(&[0x15, 0, 0x15, 0x80, 1, 0x15, 6, 0x2c]), Some((64, 3)));
+        assert_eq!(page_sizes(&[0x15, 4, 0x15, 2, 0x15, 2]), Some((1, 1)));
+        for header in [
+            &[][..],
+            &[0x15],
+            &[0x15, 0, 0x15, 1, 0x15, 2],
+            &[0x15, 0, 0x25, 2],
+            &[0x15, 0, 0x15, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],
+        ] {
+            assert_eq!(page_sizes(header), None);
+        }
     }
 }

@@ -1,6 +1,5 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -8,9 +7,10 @@ use std::thread::JoinHandle;
 use shardfeed_plan::{Rank, StepPlan, StreamState, Tail};
 
 use crate::batch::{Batch, BatchShape};
+use crate::decode::{PAGE_BYTES_USUAL, PageLimit};
 use crate::lane::{Lane, window_tokens};
 use crate::window::LineSource;
-use crate::{Error, Result};
+use crate::{Error, Result, foreign};
 
 /// Makes one rank's batches of one epoch, in order, some steps ahead of the trainer.
 ///
@@ -37,6 +37,7 @@ struct Shared {
     rank: Rank,
     shape: BatchShape,
     steps_ahead: usize,
+    page_limit: PageLimit,
     queue: Mutex<Queue>,
     /// A lane has work, or a step may be opened.
     work: Condvar,
@@ -99,19 +100,18 @@ struct Planner {
 const STEPS_AHEAD: u64 = 4;
 /// One being taken, one being made.
 const STEPS_AHEAD_MIN: u64 = 2;
-/// A lane also holds a page, compressed and not: what most writers make of one, twice.
-const PAGE_BYTES: u64 = 2 << 20;
 
 impl Engine {
     /// Starts threads that prepare the steps from `state` on.
     pub fn start(source: &Arc<LineSource>, state: &StreamState, settings: &EngineSettings) -> Result<Self> {
-        let steps_ahead = steps_within_budget(source, state, settings)?;
+        let MemoryPlan { steps_ahead, page_limit } = plan_memory(source, state, settings)?;
         let planner = Planner { state: state.clone(), tail: settings.tail, next_ordinal: 0 };
         let shared = Arc::new(Shared {
             source: Arc::clone(source),
             rank: settings.rank,
             shape: settings.shape,
             steps_ahead,
+            page_limit,
             queue: Mutex::new(Queue {
                 steps: VecDeque::new(),
                 first: 0,
@@ -132,7 +132,7 @@ impl Engine {
                 .name(format!("shardfeed-{index}"))
                 .spawn(move || {
                     // Jobs catch their own panics; should the queue itself have one, nobody must wait for ever.
-                    if std::panic::catch_unwind(AssertUnwindSafe(|| shared.work())).is_err() {
+                    if foreign::call(|| shared.work()).is_err() {
                         shared.lock().broken = true;
                         shared.ready.notify_all();
                     }
@@ -191,7 +191,7 @@ impl Shared {
             if queue.stopped {
                 return;
             }
-            if let Some((mut lane, job)) = queue.next_job(&self.source) {
+            if let Some((mut lane, job)) = queue.next_job(|lane| self.new_lane(lane)) {
                 drop(queue);
                 let is_step_ready = self.run(&mut lane, &job);
                 queue = self.lock();
@@ -233,24 +233,19 @@ impl Shared {
         }
     }
 
+    fn new_lane(&self, lane: u32) -> Box<Lane> {
+        Box::new(Lane::new(&self.source, lane, self.page_limit))
+    }
+
     /// Writes a job's rows. True if they were the last of their step.
-    fn run(&self, lane: &mut Lane, job: &Job) -> bool {
-        // The decoder works on foreign bytes: should it ever panic, the trainer gets an error, not a hang.
-        let filled = std::panic::catch_unwind(AssertUnwindSafe(|| self.fill(lane, job)));
-        let error = match filled {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(error),
-            Err(panic) => Some(Error::Invalid(format!(
-                "decoding panicked ({}); please report this with the file",
-                panic
-                    .downcast_ref::<&str>()
-                    .copied()
-                    .or(panic.downcast_ref::<String>().map(String::as_str))
-                    .unwrap_or("no message")
-            ))),
-        };
-        if let Some(error) = error {
+    fn run(&self, lane: &mut Box<Lane>, job: &Job) -> bool {
+        // Should anything here ever panic, the trainer gets an error, not a hang.
+        let filled =
+            foreign::call(|| self.fill(lane, job)).unwrap_or_else(|panic| Err(Error::Invalid(panic)));
+        if let Err(error) = filled {
             lock(&job.filling.error).get_or_insert(error);
+            // Its window is somewhere in the middle of something: steps behind this one begin anew.
+            *lane = self.new_lane(job.lane);
         }
         let rows = job.rows.len();
         let is_last = job.filling.rows_left.fetch_sub(rows, AcqRel) == rows;
@@ -318,12 +313,12 @@ impl Queue {
     }
 
     /// The job of the earliest step whose lane nobody is at.
-    fn next_job(&mut self, source: &Arc<LineSource>) -> Option<(Box<Lane>, Job)> {
+    fn next_job(&mut self, new_lane: impl FnOnce(u32) -> Box<Lane>) -> Option<(Box<Lane>, Job)> {
         let Reverse((_, lane)) = self.waiting.pop()?;
         let slot = self.lanes.get_mut(&lane).expect("it has a job");
         slot.busy = true;
         let job = slot.jobs.pop_front().expect("it has a job");
-        Some((slot.lane.take().unwrap_or_else(|| Box::new(Lane::new(source, lane))), job))
+        Some((slot.lane.take().unwrap_or_else(|| new_lane(lane)), job))
     }
 
     fn lane_is_free(&mut self, lane: Box<Lane>, number: u32) {
@@ -340,29 +335,42 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many steps may be open at once; an error if the budget is too small for the settings.
-pub(crate) fn steps_within_budget(
+/// How an engine divides its memory.
+pub(crate) struct MemoryPlan {
+    /// Steps that may be open at once.
+    steps_ahead: usize,
+    page_limit: PageLimit,
+}
+
+/// Divides the budget among windows, pages and batches; an error if it is too small for the settings.
+pub(crate) fn plan_memory(
     source: &LineSource,
     state: &StreamState,
     settings: &EngineSettings,
-) -> Result<usize> {
+) -> Result<MemoryPlan> {
+    let Some(budget) = settings.memory_budget else {
+        return Ok(MemoryPlan { steps_ahead: STEPS_AHEAD as usize, page_limit: PageLimit::default() });
+    };
     let lanes = lanes_of(source, state, settings);
-    let lane_bytes: u64 = lanes.iter().map(|&lane| 4 * window_tokens(source, lane) as u64 + PAGE_BYTES).sum();
+    let window_bytes: u64 = lanes.iter().map(|&lane| 4 * window_tokens(source, lane) as u64).sum();
+    let page_bytes = lanes.len() as u64 * PAGE_BYTES_USUAL;
     let batch_bytes = settings.shape.bytes().max(1);
-    let needed = lane_bytes + STEPS_AHEAD_MIN * batch_bytes;
-    let Some(budget) = settings.memory_budget else { return Ok(STEPS_AHEAD as usize) };
+    let needed = window_bytes + page_bytes + STEPS_AHEAD_MIN * batch_bytes;
     if budget < needed {
         return Err(Error::Budget {
             given: budget,
             needed,
             because: format!(
-                "{} lanes with windows and pages take {lane_bytes}, and {STEPS_AHEAD_MIN} batches of \
-                 {batch_bytes} each; choose a smaller window or fewer lanes, or allow more",
+                "{} lanes take {window_bytes} for their windows and {page_bytes} for their pages, and \
+                 {STEPS_AHEAD_MIN} batches {batch_bytes} each; choose a smaller window or fewer lanes, or allow more",
                 lanes.len()
             ),
         });
     }
-    Ok(((budget - lane_bytes) / batch_bytes).min(STEPS_AHEAD) as usize)
+    let steps_ahead = ((budget - window_bytes - page_bytes) / batch_bytes).min(STEPS_AHEAD);
+    let for_pages = budget - window_bytes - steps_ahead * batch_bytes;
+    let page_limit = PageLimit::within(budget, for_pages, lanes.len() as u64);
+    Ok(MemoryPlan { steps_ahead: steps_ahead as usize, page_limit })
 }
 
 /// The lanes that the rank visits as the epoch goes on. Steps repeat their lanes after a while.

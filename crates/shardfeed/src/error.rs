@@ -8,7 +8,7 @@ use shardfeed_plan::{FileShardError, ManifestError, RankError, SettingsError, Sk
 #[non_exhaustive]
 pub enum Error {
     /// A directory or file cannot be read.
-    #[error("{}: cannot {action}: {source}", path.display())]
+    #[error("{}: cannot {action}: {source}; {}", path.display(), advice(.source))]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -34,7 +34,7 @@ pub enum Error {
         reason: String,
     },
     /// Truncated, empty, or not Parquet at all.
-    #[error("{}: not a readable Parquet file: {reason}; it is cut short, damaged, or of another format", path.display())]
+    #[error("{}: not a readable Parquet file: {reason}; it is cut short, damaged, or of another format: write it again, or remove it", path.display())]
     NotParquet {
         /// The file.
         path: PathBuf,
@@ -90,7 +90,9 @@ pub enum Error {
         id: u32,
     },
     /// Nothing to deliver.
-    #[error("{what}: the data set has no tokens ({files} files, {rows} rows)")]
+    #[error(
+        "{what}: the data set has no tokens ({files} files, {rows} rows); check that these are the right files"
+    )]
     NoTokens {
         /// The source.
         what: String,
@@ -169,6 +171,17 @@ pub enum Error {
 
 /// A result with our [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            "check the path, or put it back if it was there when the data set was scanned"
+        }
+        io::ErrorKind::PermissionDenied => "check who may read and write it",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the disk is full: remove something",
+        _ => "check the path and the disk, and try again",
+    }
+}
 
 impl Error {
     pub(crate) fn io(path: impl Into<PathBuf>, action: &'static str, source: io::Error) -> Self {

@@ -9,7 +9,7 @@ use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader, RowGroupMe
 use parquet::schema::types::{SchemaDescriptor, Type};
 use shardfeed_plan::{DataFile, IdType, RowGroup, TokenColumn};
 
-use crate::{Error, Result};
+use crate::{Error, Result, foreign};
 
 /// Names of the token column, the preferred one first.
 const COLUMN_NAMES: [&str; 2] = ["input_ids", "token_ids"];
@@ -35,8 +35,8 @@ pub(crate) fn read_footer(path: &Path, name: &str) -> Result<Footer> {
     if metadata.len() == 0 {
         return Err(not_parquet("the file is empty".to_owned()));
     }
-    let parquet = ParquetMetaDataReader::new()
-        .parse_and_finish(&file)
+    let parquet = foreign::call(|| ParquetMetaDataReader::new().parse_and_finish(&file))
+        .map_err(not_parquet)?
         .map_err(|error| not_parquet(error.to_string()))?;
     let size = metadata.len();
     let (leaf, column) = find_column(path, &parquet)?;
@@ -48,7 +48,9 @@ pub(crate) fn read_footer(path: &Path, name: &str) -> Result<Footer> {
             row_group: index as u32,
             reason,
         })?;
-        if facts.null_count.is_none() {
+        // Rows without any token: null and empty ones, or nulls inside lists, which only levels tell apart.
+        let is_hollow = facts.row_group.tokens == 0 && facts.row_group.rows > 0;
+        if facts.null_count.is_none() || is_hollow {
             uncounted.push(index);
         }
         row_groups.push(facts.row_group);
@@ -96,7 +98,9 @@ fn read_row_group(group: &RowGroupMetaData, leaf: usize, file_len: u64) -> Resul
         .or((slots == 0 || rows == 0).then_some(0));
     let nulls = null_count.unwrap_or(0);
     let (Some(tokens), Some(documents)) = (slots.checked_sub(nulls), rows.checked_sub(nulls)) else {
-        return Err(format!("the footer claims {nulls} nulls among {slots} values in {rows} rows"));
+        return Err(format!(
+            "its footer counts {nulls} nulls among {slots} values in {rows} rows; a null inside a list is no token"
+        ));
     };
     let codec = codec_number(chunk.compression());
     let row_group = RowGroup { file: 0, number: 0, rows, tokens, documents, chunk_start, chunk_len, codec };

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use shardfeed_plan::LaneWalk;
 
 use crate::Result;
+use crate::decode::PageLimit;
 use crate::window::{LineSource, Sequence, Window};
 
 /// One lane of the epoch: delivers its sequences in shuffled order out of a window that slides along the line.
@@ -14,10 +15,11 @@ pub(crate) struct Lane {
     alone: Option<Window>,
     visited: bool,
     tokens_max: usize,
+    page_limit: PageLimit,
 }
 
 impl Lane {
-    pub fn new(source: &Arc<LineSource>, lane: u32) -> Self {
+    pub fn new(source: &Arc<LineSource>, lane: u32, page_limit: PageLimit) -> Self {
         Self {
             source: Arc::clone(source),
             walk: source.order.walk(lane),
@@ -25,6 +27,7 @@ impl Lane {
             alone: None,
             visited: false,
             tokens_max: window_tokens(source, lane),
+            page_limit,
         }
     }
 
@@ -33,21 +36,24 @@ impl Lane {
         let sequence = self.walk.sequence(index);
         let floor = self.walk.floor(index);
         let is_first_visit = !std::mem::replace(&mut self.visited, true);
-        let is_decoded =
-            self.window.as_ref().is_some_and(|window| (window.start()..window.end()).contains(&sequence));
-        let is_before = self.window.as_ref().is_some_and(|window| sequence < window.start());
         // The first batch after a start must not wait for whole windows: each of its sequences opens its own row
         // group, or two. And what a wrapped tail takes from the epoch's beginning is behind every window.
-        if is_before || (!is_decoded && (is_first_visit || is_first_step) && sequence > floor) {
+        let is_alone = match &self.window {
+            Some(window) => sequence < window.start() || (is_first_step && sequence > window.end()),
+            None => (is_first_visit || is_first_step) && sequence > floor,
+        };
+        if is_alone {
             let tokens = self.source.settings.seq_len as usize;
-            let alone = self.alone.insert(Window::open(&self.source, sequence, tokens));
+            let alone = self.alone.insert(Window::open(&self.source, sequence, tokens, self.page_limit));
             return alone.sequence(sequence);
         }
         self.alone = None;
         // After a long skip, going there is quicker than decoding everything up to it.
         let jump_min = u64::from(self.source.settings.window);
         self.window.take_if(|window| floor > window.end() + jump_min);
-        let window = self.window.get_or_insert_with(|| Window::open(&self.source, floor, self.tokens_max));
+        let window = self
+            .window
+            .get_or_insert_with(|| Window::open(&self.source, floor, self.tokens_max, self.page_limit));
         window.forget_before(floor);
         window.sequence(sequence)
     }

@@ -23,22 +23,23 @@
 //! The modules are listed in the order in which data flows; each uses only those above it.
 #![deny(unsafe_code)]
 
-mod batch; // sequences                  -> labels, positions, documents
-mod cache; // a manifest                 <-> a file kept between runs
+mod error; // what happened, to what, and what to do
+mod foreign; // code that may panic      -> a result
+mod parallel; // items                   -> results, on threads
+mod source; // a directory, glob or list -> paths with canonical names
+mod footer; // one file                  -> its token column and row groups
 mod dataset; // a manifest and paths     -> checked, positioned reads
 mod decode; // a row group               -> tokens and row starts, from any token on
-mod engine; // steps                     -> batches, on threads, within a byte budget
-mod error; // what happened, to what, and what to do
-mod explain; // a step                   -> files, row groups, rows, tokens
-mod footer; // one file                  -> its token column and row groups
-mod lane; // a lane                      -> its next sequence, shuffled within a window
-mod loader; // engine and state          -> one rank's stream; whole files -> LMBatches
-mod parallel; // items                   -> results, on threads
-pub mod sample;
+mod cache; // a manifest                <-> a file kept between runs
 mod scan; // a source                    -> DataSet, cached on disk
-mod source; // a directory, glob or list -> paths with canonical names
+mod window; // the line of an epoch      -> sequences near where a lane stands
+mod batch; // sequences                  -> labels, positions, documents
+mod lane; // a lane                      -> its next sequence, shuffled within a window
+mod engine; // steps                     -> batches, on threads, within a byte budget
+mod explain; // a step                   -> files, row groups, rows, tokens
 mod state_file; // a state              <-> a file, whole or not at all
-mod window; // the line of an epoch      -> sequences near where a lane stands // made-up data for the demo, the examples and the tests
+mod loader; // engine and state          -> one rank's stream; whole files -> LMBatches
+pub mod sample; // made-up data for the demo, the examples and the tests
 
 pub use batch::{Batch, Dtype, IGNORE_LABEL, IdArray, LabelStyle};
 pub use cache::CachePolicy;

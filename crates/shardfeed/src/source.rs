@@ -63,7 +63,8 @@ fn list_directory(dir: &Path) -> Result<Vec<PathBuf>> {
         let is_file = match entry.file_type().map_err(failed)? {
             kind if kind.is_file() => true,
             kind if kind.is_dir() => false,
-            _ => entry.path().is_file(),
+            // A link that leads nowhere is listed, so that it is named when it is opened: another rank may see it.
+            _ => std::fs::metadata(entry.path()).map_or(true, |target| target.is_file()),
         };
         if is_file && Path::new(&entry.file_name()).extension().is_some_and(|ext| ext == "parquet") {
             paths.push(entry.path());

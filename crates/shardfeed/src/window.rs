@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use shardfeed_plan::{EpochOrder, Packing, StreamSettings};
 
-use crate::decode::RowGroupCursor;
+use crate::decode::{PageLimit, RowGroupCursor};
 use crate::{DataSet, Result};
 
 /// Decoded sequences around the place where a lane stands on the line of its epoch.
@@ -21,6 +21,7 @@ pub(crate) struct Window {
     reading: Option<Reading>,
     /// Unit of the line that the next row group to open begins at, or is entered at.
     next_unit: u64,
+    page_limit: PageLimit,
 }
 
 /// What all windows of an epoch share.
@@ -87,7 +88,7 @@ const PORTION: usize = 1 << 14;
 
 impl Window {
     /// A window that begins with `sequence`, with room for this many tokens.
-    pub fn open(source: &Arc<LineSource>, sequence: u64, tokens_max: usize) -> Self {
+    pub fn open(source: &Arc<LineSource>, sequence: u64, tokens_max: usize, page_limit: PageLimit) -> Self {
         Self {
             source: Arc::clone(source),
             tokens: Tokens { kept: Vec::with_capacity(tokens_max + PORTION), ..Tokens::default() },
@@ -95,6 +96,7 @@ impl Window {
             first_sequence: sequence,
             reading: None,
             next_unit: source.order.units(sequence).start,
+            page_limit,
         }
     }
 
@@ -194,7 +196,7 @@ impl Window {
             if reading.discard > 0 {
                 reading.discard -= 1;
             } else {
-                self.tokens.kept.push(eos_id);
+                self.tokens.room_for(1).push(eos_id);
             }
         }
         let Some(segment) = segment else { return Ok(()) };
@@ -246,7 +248,7 @@ impl Window {
         if into == 0 {
             self.tokens.start_row();
         }
-        let mut cursor = self.source.data.open_row_group(row_group)?;
+        let mut cursor = self.source.data.open_row_group_within(row_group, self.page_limit)?;
         let settings = &self.source.settings;
         let discard = match settings.packing {
             Packing::Concat if into > 0 => into - cursor.skip_pages(into, settings.eos_id.is_some())?,

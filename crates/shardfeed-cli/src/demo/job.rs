@@ -31,7 +31,7 @@ struct StepLine {
 /// One step of the whole job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    pub step: u64,
+    pub number: u64,
     pub sequences: u64,
     /// The ranks' digests added up.
     pub digest: u64,
@@ -54,7 +54,7 @@ impl Job<'_> {
                 None => job = Some(steps),
                 Some(job) if job.len() == steps.len() => {
                     for (all, one) in job.iter_mut().zip(steps) {
-                        if all.step != one.step {
+                        if all.number != one.number {
                             return Err(Failure::Other(format!("rank {rank} is at another step")));
                         }
                         all.sequences += one.sequences;
@@ -109,7 +109,7 @@ fn read_steps(stdout: &[u8]) -> Result<Vec<Step>, Failure> {
             let line: StepLine = serde_json::from_str(line).map_err(|error| unreadable(error.to_string()))?;
             let digest =
                 u64::from_str_radix(&line.digest, 16).map_err(|error| unreadable(error.to_string()))?;
-            Ok(Step { step: line.step, sequences: line.real_rows, digest })
+            Ok(Step { number: line.step, sequences: line.real_rows, digest })
         })
         .collect()
 }

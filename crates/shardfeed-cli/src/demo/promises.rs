@@ -236,7 +236,7 @@ impl Demo {
         loader.skip(10..20)?;
         let steps = steps_of(&mut loader)?;
         let expected: Vec<Step> =
-            self.reference.iter().filter(|step| !(10..20).contains(&step.step)).cloned().collect();
+            self.reference.iter().filter(|step| !(10..20).contains(&step.number)).cloned().collect();
         ensure(steps == expected, "other steps changed")?;
         Ok("steps 10 to 19 left out".to_owned())
     }
@@ -284,7 +284,7 @@ fn steps_of(loader: &mut TokenLoader) -> Result<Vec<Step>, shardfeed::Error> {
         .batches()
         .map(|batch| {
             let batch = batch?;
-            Ok(Step { step: batch.step, sequences: batch.real_rows as u64, digest: batch_digest(&batch) })
+            Ok(Step { number: batch.step, sequences: batch.real_rows as u64, digest: batch_digest(&batch) })
         })
         .collect()
 }

@@ -1,17 +1,15 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parquet::basic::{BrotliLevel, Compression, Encoding, GzipLevel, ZstdLevel};
-use parquet::column::page::{Page, PageReader};
+use parquet::basic::Encoding;
+use parquet::column::page::Page;
 use parquet::errors::ParquetError;
-use parquet::file::metadata::ColumnChunkMetaData;
-use parquet::file::serialized_reader::SerializedPageReader;
 use shardfeed_plan::{RowGroup, TokenColumn};
 
 use super::levels::Levels;
-use super::values::{ValueError, Values, flat_column, physical_type};
-use crate::dataset::ChunkBytes;
-use crate::{DataSet, Error, Result};
+use super::pages::{PageLimit, Pages};
+use super::values::{ValueError, Values, physical_type};
+use crate::{DataSet, Error, Result, foreign};
 
 /// Goes through one row group's tokens, row by row.
 ///
@@ -42,7 +40,7 @@ pub struct RowGroupCursor {
     data: Arc<DataSet>,
     facts: RowGroup,
     column: TokenColumn,
-    pages: SerializedPageReader<ChunkBytes>,
+    pages: Pages,
     page: PageLevels,
     values: Values,
     found: Found,
@@ -51,6 +49,7 @@ pub struct RowGroupCursor {
     /// Whether the manifest's counts of this row group are known, and so checked.
     counted: bool,
     levels_only: bool,
+    limit: PageLimit,
 }
 
 /// Tokens that follow each other in one row.
@@ -80,7 +79,7 @@ struct PageLevels {
 }
 
 impl RowGroupCursor {
-    pub(crate) fn open(data: &Arc<DataSet>, facts: RowGroup) -> Result<Self> {
+    pub(crate) fn open(data: &Arc<DataSet>, facts: RowGroup, limit: PageLimit) -> Result<Self> {
         let column = data.manifest().files()[facts.file as usize].column.clone();
         let damaged = |reason: String| Error::Damaged {
             path: data.path(facts.file).to_owned(),
@@ -90,19 +89,7 @@ impl RowGroupCursor {
         if !(1..=7).contains(&column.present_level) {
             return Err(damaged(format!("its lists are nested {} levels deep", column.present_level)));
         }
-        let chunk = ColumnChunkMetaData::builder(flat_column(physical_type(column.ids)))
-            .set_compression(
-                codec(facts.codec)
-                    .ok_or_else(|| damaged(format!("its compression {} is not supported", facts.codec)))?,
-            )
-            .set_num_values(facts.slots() as i64)
-            .set_data_page_offset(facts.chunk_start as i64)
-            .set_total_compressed_size(facts.chunk_len as i64)
-            .build()
-            .map_err(|error| damaged(error.to_string()))?;
-        let bytes = Arc::new(ChunkBytes::new(data, &facts));
-        let pages = SerializedPageReader::new(bytes, &chunk, facts.rows as usize, None)
-            .map_err(|error| damaged(error.to_string()))?;
+        let pages = Pages::open(data, &facts, physical_type(column.ids), limit).map_err(damaged)?;
         let empty = || Levels::new(Bytes::new(), 1);
         Ok(Self {
             data: Arc::clone(data),
@@ -115,6 +102,7 @@ impl RowGroupCursor {
             in_row: false,
             counted: true,
             levels_only: false,
+            limit,
         })
     }
 
@@ -138,10 +126,10 @@ impl RowGroupCursor {
             return Ok(0);
         }
         let mut skipped = 0;
-        while let Some(page) = self.pages.peek_next_page().map_err(|error| self.page_error(&error))? {
+        while let Some(page) = self.pages.peek().map_err(|error| self.page_error(&error))? {
             if page.is_dict {
-                match self.pages.get_next_page() {
-                    Ok(Some(dictionary)) => self.values.push(dictionary),
+                match self.pages.next() {
+                    Ok(Some(dictionary)) => self.push(dictionary)?,
                     Ok(None) => break,
                     Err(error) => return Err(self.page_error(&error)),
                 }
@@ -157,7 +145,7 @@ impl RowGroupCursor {
             if skipped + tokens + documents > limit {
                 break;
             }
-            self.pages.skip_next_page().map_err(|error| self.page_error(&error))?;
+            self.pages.skip().map_err(|error| self.page_error(&error))?;
             skipped += tokens + documents;
             self.found.tokens += tokens;
             self.found.data_pages += 1;
@@ -223,7 +211,9 @@ impl RowGroupCursor {
 
     /// Appends the tokens that [`segment`](Self::segment) announced.
     pub fn read(&mut self, tokens: usize, out: &mut Vec<u32>) -> Result<()> {
-        self.values.read(tokens, out).map_err(|error| self.value_error(error))
+        foreign::call(|| self.values.read(tokens, out))
+            .unwrap_or_else(|panic| Err(ValueError::Page(panic)))
+            .map_err(|error| self.value_error(error))
     }
 
     /// Passes over tokens that [`segment`](Self::segment) announced.
@@ -231,7 +221,9 @@ impl RowGroupCursor {
         if self.levels_only {
             return Ok(());
         }
-        self.values.skip(tokens).map_err(|error| self.value_error(error))
+        foreign::call(|| self.values.skip(tokens))
+            .unwrap_or_else(|panic| Err(ValueError::Page(panic)))
+            .map_err(|error| self.value_error(error))
     }
 
     /// The row within the row group that was last seen; meaningful only while no page was passed over.
@@ -246,14 +238,14 @@ impl RowGroupCursor {
 
     fn next_page(&mut self) -> Result<bool> {
         loop {
-            let page = match self.pages.get_next_page() {
+            let page = match self.pages.next() {
                 Ok(Some(page)) => page,
                 Ok(None) => return Ok(false),
                 Err(error) => return Err(self.page_error(&error)),
             };
             if page.is_dictionary_page() {
                 if !self.levels_only {
-                    self.values.push(page);
+                    self.push(page)?;
                 }
                 continue;
             }
@@ -265,11 +257,16 @@ impl RowGroupCursor {
             let (levels, page) = split_page(page, self.column.present_level, slots)
                 .map_err(|reason| self.damaged(format!("page {}: {reason}", self.found.data_pages - 1)))?;
             if page.num_values() > 0 && !self.levels_only {
-                self.values.push(page);
+                self.push(page)?;
             }
             self.page = levels;
             return Ok(true);
         }
+    }
+
+    fn push(&mut self, page: Page) -> Result<()> {
+        let number = self.found.data_pages.saturating_sub(1);
+        self.values.push(page).map_err(|reason| self.damaged(format!("page {number}: {reason}")))
     }
 
     fn check_counts(&self) -> Result<()> {
@@ -293,17 +290,19 @@ impl RowGroupCursor {
 
     /// A row without tokens is a null or empty list, unless its level says that a null is inside.
     fn check_gap(&mut self, definition: u8) -> Result<()> {
-        if definition > self.column.present_level
-            || (self.column.nullable_items && definition + 1 == self.column.present_level)
-        {
+        if definition > self.column.present_level || self.is_null_item(definition) {
             self.found.rows += 1;
             return Err(self.bad_level(definition));
         }
         Ok(())
     }
 
+    fn is_null_item(&self, definition: u8) -> bool {
+        self.column.nullable_items && definition == self.column.present_level - 1
+    }
+
     fn bad_level(&self, definition: u8) -> Error {
-        if self.column.nullable_items && definition + 1 == self.column.present_level {
+        if self.is_null_item(definition) {
             self.row_error("a null inside a list is no token; tokenize this row again".to_owned())
         } else {
             self.damaged(format!(
@@ -337,7 +336,7 @@ impl RowGroupCursor {
     }
 
     fn find_row(&self) -> Result<()> {
-        let mut cursor = Self::open(&self.data, self.facts)?;
+        let mut cursor = Self::open(&self.data, self.facts, self.limit)?;
         let mut tokens = Vec::new();
         while let Some(segment) = cursor.segment(1 << 16)? {
             tokens.clear();
@@ -355,6 +354,10 @@ impl RowGroupCursor {
                 Some(Error::Changed { path, what }) => {
                     return Error::Changed { path: path.clone(), what: what.clone() };
                 }
+                Some(Error::Budget { given, needed, because }) => {
+                    return Error::Budget { given: *given, needed: *needed, because: because.clone() };
+                }
+                Some(Error::Invalid(reason)) => return self.damaged(reason.clone()),
                 Some(Error::Io { path, action, source }) => {
                     return Error::io(path, action, std::io::Error::new(source.kind(), source.to_string()));
                 }
@@ -458,17 +461,4 @@ fn take_prefixed(bytes: &Bytes) -> Result<(Bytes, Bytes), String> {
         Some(len) if len <= bytes.len() - 4 => Ok((bytes.slice(4..4 + len), bytes.slice(4 + len..))),
         _ => Err("its levels are longer than the page".to_owned()),
     }
-}
-
-fn codec(number: u8) -> Option<Compression> {
-    Some(match number {
-        0 => Compression::UNCOMPRESSED,
-        1 => Compression::SNAPPY,
-        2 => Compression::GZIP(GzipLevel::default()),
-        4 => Compression::BROTLI(BrotliLevel::default()),
-        5 => Compression::LZ4,
-        6 => Compression::ZSTD(ZstdLevel::default()),
-        7 => Compression::LZ4_RAW,
-        _ => return None,
-    })
 }

@@ -4,8 +4,11 @@
 //! without levels. So tokens can be read in portions of any size, also from the middle of a row, and pages before
 //! the first token wanted are passed over without being decompressed.
 
-mod cursor; // pages                -> segments of rows, and their tokens
 mod levels; // levels of a page     -> runs
+mod inflate; // a compressed page   -> no more bytes than it claims
 mod values; // values of a page     -> token ids
+mod pages; // a column chunk        -> its pages, none larger than allowed
+mod cursor; // pages                -> segments of rows, and their tokens
 
 pub use cursor::{RowGroupCursor, Segment};
+pub(crate) use pages::{PAGE_BYTES_USUAL, PageLimit};

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use parquet::basic::{Repetition, Type as PhysicalType};
+use parquet::basic::{Encoding, Repetition, Type as PhysicalType};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{DataType, Int32Type, Int64Type};
@@ -14,6 +14,7 @@ pub(super) struct Values {
     pages: PageQueue,
     reader: Reader,
     ids: IdType,
+    has_dictionary: bool,
 }
 
 enum Reader {
@@ -42,12 +43,32 @@ impl Values {
             }
             _ => Reader::Int64(ColumnReaderImpl::new(flat_column(PhysicalType::INT64), boxed), Vec::new()),
         };
-        Self { pages, reader, ids }
+        Self { pages, reader, ids, has_dictionary: false }
     }
 
-    /// Hands over a dictionary page, or the values of a data page without its levels.
-    pub fn push(&mut self, page: Page) {
+    /// Hands over a dictionary page, or the values of a data page without its levels. Refuses what the crate's
+    /// decoders take for granted.
+    pub fn push(&mut self, page: Page) -> Result<(), String> {
+        let (count, bytes) = (page.num_values() as usize, page.buffer().len());
+        match page.encoding() {
+            _ if page.is_dictionary_page() => self.has_dictionary = true,
+            Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY if !self.has_dictionary => {
+                return Err("its values are in a dictionary, and there is none".to_owned());
+            }
+            Encoding::BYTE_STREAM_SPLIT if Some(bytes) != count.checked_mul(self.id_bytes()) => {
+                return Err(format!("{count} values in {bytes} bytes"));
+            }
+            _ => {}
+        }
         self.pages.lock().push_back(page);
+        Ok(())
+    }
+
+    fn id_bytes(&self) -> usize {
+        match self.reader {
+            Reader::Int32(..) => 4,
+            Reader::Int64(..) => 8,
+        }
     }
 
     /// Appends the next `count` ids to `out`.

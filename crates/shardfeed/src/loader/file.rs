@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use shardfeed_plan::{FileOrder, Rank, RankError};
 
-use crate::decode::RowGroupCursor;
+use crate::decode::{PAGE_BYTES_USUAL, PageLimit, RowGroupCursor};
 use crate::scan::scan_file;
 use crate::{DataSet, Error, LMBatch, Result, Source};
 
@@ -125,7 +125,8 @@ impl StreamingParquetLoader {
     /// for files larger than memory there is [`batches`](Self::batches).
     pub fn next_batches(&mut self) -> Result<Option<Vec<LMBatch>>> {
         let Some(path) = self.my_files.get(self.file_idx) else { return Ok(None) };
-        let batches = FileBatches::open(path, self.cut, self.batches_taken)?.collect::<Result<_>>()?;
+        let batches = FileBatches::open(path, self.cut, self.batches_taken, PageLimit::default())?
+            .collect::<Result<_>>()?;
         self.file_idx += 1;
         self.batches_taken = 0;
         Ok(Some(batches))
@@ -196,12 +197,11 @@ impl StreamingParquetLoader {
 
 fn rank_of(config: ShardConfig) -> Result<Rank, RankError> {
     let ShardConfig { rank: index, world_size, .. } = config;
-    let too_large = RankError::OutOfRange { index, world_size };
-    let Ok(small_world) = u32::try_from(world_size) else { return Err(too_large) };
-    match u32::try_from(index) {
-        Ok(small_index) => Rank::new(small_index, small_world),
-        Err(_) if world_size == 0 => Err(RankError::NoRanks),
-        Err(_) => Err(too_large),
+    match (u32::try_from(index), u32::try_from(world_size)) {
+        (Ok(index), Ok(world_size)) => Rank::new(index, world_size),
+        _ if world_size == 0 => Err(RankError::NoRanks),
+        _ if index >= world_size => Err(RankError::OutOfRange { index, world_size }),
+        _ => Err(RankError::TooManyRanks { world_size }),
     }
 }
 
@@ -224,20 +224,18 @@ enum Message {
 const BATCHES_OUTSIDE_QUEUE: u64 = 4;
 /// More would not help: one thread reads, one takes.
 const QUEUE_MAX: u64 = 8;
-/// A page, compressed and not, as most writers make them.
-const PAGE_BYTES: u64 = 2 << 20;
 
 impl<'a> LMBatches<'a> {
     fn start(loader: &'a mut StreamingParquetLoader) -> Self {
         let mut batches = Self { loader, error: None, incoming: None, thread: None };
-        match batches.queue_len() {
-            Ok(queue_len) => {
+        match batches.plan_memory() {
+            Ok((queue_len, page_limit)) => {
                 let (outgoing, incoming) = sync_channel(queue_len);
                 let files = batches.loader.my_files[batches.loader.file_idx..].to_vec();
                 let (cut, taken) = (batches.loader.cut, batches.loader.batches_taken);
                 let thread = std::thread::Builder::new()
                     .name("shardfeed-files".to_owned())
-                    .spawn(move || send_files(&files, cut, taken, &outgoing));
+                    .spawn(move || send_files(&files, cut, taken, page_limit, &outgoing));
                 match thread {
                     Ok(thread) => (batches.thread, batches.incoming) = (Some(thread), Some(incoming)),
                     Err(error) => {
@@ -251,11 +249,12 @@ impl<'a> LMBatches<'a> {
         batches
     }
 
-    fn queue_len(&self) -> Result<usize> {
+    /// Batches that may wait, and how large a page may be.
+    fn plan_memory(&self) -> Result<(usize, PageLimit)> {
         let Cut { batch_size, seq_len, .. } = self.loader.cut;
         // Padded batches hold inputs and targets of four bytes each.
         let batch_bytes = (batch_size as u64).saturating_mul(seq_len as u64).saturating_mul(8).max(1);
-        let needed = batch_bytes.saturating_mul(BATCHES_OUTSIDE_QUEUE).saturating_add(PAGE_BYTES);
+        let needed = batch_bytes.saturating_mul(BATCHES_OUTSIDE_QUEUE).saturating_add(PAGE_BYTES_USUAL);
         let given = self.loader.memory_budget;
         if given < needed {
             return Err(Error::Budget {
@@ -266,7 +265,9 @@ impl<'a> LMBatches<'a> {
                 ),
             });
         }
-        Ok(((given - needed) / batch_bytes).min(QUEUE_MAX) as usize)
+        let queue_len = ((given - needed) / batch_bytes).min(QUEUE_MAX);
+        let for_page = given - (BATCHES_OUTSIDE_QUEUE + queue_len) * batch_bytes;
+        Ok((queue_len as usize, PageLimit::within(given, for_page, 1)))
     }
 }
 
@@ -278,7 +279,13 @@ impl Iterator for LMBatches<'_> {
             return Some(Err(error));
         }
         loop {
-            match self.incoming.as_ref()?.recv().ok()? {
+            let Ok(message) = self.incoming.as_ref()?.recv() else {
+                self.incoming = None;
+                let file = self.loader.my_files.get(self.loader.file_idx)?;
+                let reason = "the reading thread ended before the file did; please report this".to_owned();
+                return Some(Err(Error::NotParquet { path: file.clone(), reason }));
+            };
+            match message {
                 Message::Batch { batch, is_last_of_file } => {
                     self.loader.batches_taken += 1;
                     if is_last_of_file {
@@ -307,10 +314,18 @@ impl Drop for LMBatches<'_> {
 }
 
 /// Sends all batches of the files, until there are no more or nobody listens.
-fn send_files(files: &[PathBuf], cut: Cut, already_taken: usize, outgoing: &SyncSender<Message>) {
+fn send_files(
+    files: &[PathBuf],
+    cut: Cut,
+    already_taken: usize,
+    page_limit: PageLimit,
+    outgoing: &SyncSender<Message>,
+) {
     for (index, path) in files.iter().enumerate() {
         let already_taken = if index == 0 { already_taken } else { 0 };
-        match send_file(path, cut, already_taken, outgoing) {
+        match FileBatches::open(path, cut, already_taken, page_limit)
+            .and_then(|file| send_file(file, outgoing))
+        {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {
@@ -321,9 +336,9 @@ fn send_files(files: &[PathBuf], cut: Cut, already_taken: usize, outgoing: &Sync
     }
 }
 
-fn send_file(path: &Path, cut: Cut, already_taken: usize, outgoing: &SyncSender<Message>) -> Result<bool> {
+fn send_file(batches: FileBatches, outgoing: &SyncSender<Message>) -> Result<bool> {
     let mut held_back: Option<LMBatch> = None;
-    for batch in FileBatches::open(path, cut, already_taken)? {
+    for batch in batches {
         if let Some(batch) = held_back.replace(batch?)
             && outgoing.send(Message::Batch { batch, is_last_of_file: false }).is_err()
         {
@@ -344,10 +359,15 @@ struct FileBatches {
 }
 
 impl FileBatches {
-    fn open(path: &Path, cut: Cut, already_taken: usize) -> Result<Self> {
-        let data = scan_file(path)?;
-        let sequences =
-            FileSequences { data, next_row_group: 0, cursor: None, tokens: Vec::new(), seq_len: cut.seq_len };
+    fn open(path: &Path, cut: Cut, already_taken: usize, page_limit: PageLimit) -> Result<Self> {
+        let sequences = FileSequences {
+            data: scan_file(path)?,
+            page_limit,
+            next_row_group: 0,
+            cursor: None,
+            tokens: Vec::new(),
+            seq_len: cut.seq_len,
+        };
         let mut batches = Self { sequences, cut };
         for _ in 0..already_taken.saturating_mul(cut.batch_size) {
             if batches.sequences.next().transpose()?.is_none() {
@@ -374,6 +394,7 @@ impl Iterator for FileBatches {
 /// The rows of one file, those longer than `seq_len` as several sequences.
 struct FileSequences {
     data: Arc<DataSet>,
+    page_limit: PageLimit,
     next_row_group: u32,
     cursor: Option<RowGroupCursor>,
     tokens: Vec<u32>,
@@ -390,7 +411,7 @@ impl FileSequences {
                 if self.next_row_group as usize == self.data.manifest().row_groups().len() {
                     return Ok(None);
                 }
-                self.cursor = Some(self.data.open_row_group(self.next_row_group)?);
+                self.cursor = Some(self.data.open_row_group_within(self.next_row_group, self.page_limit)?);
                 self.next_row_group += 1;
                 continue;
             };

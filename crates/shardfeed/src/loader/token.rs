@@ -7,7 +7,7 @@ use shardfeed_plan::{
 };
 
 use crate::batch::{Batch, BatchShape, Dtype, LabelStyle};
-use crate::engine::{Engine, EngineSettings, steps_within_budget};
+use crate::engine::{Engine, EngineSettings, plan_memory};
 use crate::explain::{StepOrigin, explain_step};
 use crate::parallel::default_threads;
 use crate::scan::scan;
@@ -94,7 +94,7 @@ impl TokenLoader {
                 Ok(Some(batch))
             }
             Ok(None) => {
-                self.go_to_epoch(self.state.epoch + 1);
+                self.go_to_epoch(self.state.epoch.saturating_add(1));
                 Ok(None)
             }
             Err(error) => {
@@ -117,6 +117,7 @@ impl TokenLoader {
     /// Continues where `state` stands. Adopts its settings, and refuses it if anything that was given explicitly
     /// differs, or if it belongs to another data set.
     pub fn load_state(&mut self, state: &StreamState) -> Result<()> {
+        state.check()?;
         self.request.check_against(&state.settings)?;
         let manifest = self.data.manifest();
         if state.fingerprint != manifest.fingerprint() {
@@ -133,6 +134,7 @@ impl TokenLoader {
         let mut state = state.clone();
         state.steps.change(state.position, self.global_batch);
         check_tail(&source.order, &state, self.tail)?;
+        plan_memory(&source, &state, &self.engine_settings())?;
         (self.source, self.state, self.engine) = (source, state, None);
         Ok(())
     }
@@ -229,7 +231,7 @@ impl TokenLoader {
     }
 
     fn check_budget(&self) -> Result<()> {
-        steps_within_budget(&self.source, &self.state, &self.engine_settings()).map(drop)
+        plan_memory(&self.source, &self.state, &self.engine_settings()).map(drop)
     }
 
     fn engine_settings(&self) -> EngineSettings {
@@ -264,7 +266,10 @@ fn check_tail(order: &EpochOrder, state: &StreamState, tail: Tail) -> Result<()>
     let global_batch = state.steps.global_batch();
     let live = state.skips.live_within(state.position..order.sequences());
     let forbidden = match tail {
-        Tail::Error => !live.is_multiple_of(u64::from(global_batch)),
+        // This epoch's, and that of every epoch after it.
+        Tail::Error => {
+            [live, order.sequences()].iter().any(|left| !left.is_multiple_of(u64::from(global_batch)))
+        }
         // At the end of an epoch nothing is left; from its beginning there must be something.
         Tail::Drop => state.position == 0 && live < u64::from(global_batch),
         Tail::Pad | Tail::Wrap => false,
@@ -402,6 +407,7 @@ impl TokenLoaderBuilder {
         }
         let mut settings = self.request.resolve(self.global_batch)?;
         if let Some(state) = &self.state {
+            state.check()?;
             self.request.check_against(&state.settings)?;
             settings = state.settings.clone();
         }
