@@ -26,6 +26,7 @@ mod line; // row groups               -> one line of units, cut into row-group s
 mod lanes; // a position              -> a sequence on the line
 mod skips; // ranges left out         -> which positions are live
 mod order; // an epoch                -> steps, and each rank's slice of them
+mod step_numbers; // steps            -> numbers that skips and changed batches leave alone
 mod state; // where a stream stands  <-> JSON, and what must match to continue there
 mod files; // whole files             -> who owns which, in which order
 
@@ -40,5 +41,6 @@ pub use permute::{fisher_yates, key, mix};
 pub use rank::{Rank, RankError};
 pub use settings::{LANES_MAX, Packing, SettingsError, SettingsRequest, StreamSettings};
 pub use skips::{Skips, SkipsError};
-pub use state::{ALGORITHM_VERSION, BatchChange, STATE_FORMAT, StateError, StepNumbers, StreamState};
+pub use state::{ALGORITHM_VERSION, STATE_FORMAT, StateError, StreamState};
+pub use step_numbers::{BatchChange, StepNumbers};
 pub use stored_manifest::{StoredManifestError, decode_manifest, encode_manifest};
