@@ -1,9 +1,10 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use shardfeed::{
-    CachePolicy, Dtype, LabelStyle, Packing, Rank, Source, Tail, TokenLoader, TokenLoaderBuilder, read_state,
+    CachePolicy, Dtype, LabelStyle, Packing, Rank, Source, StreamState, Tail, TokenLoader,
+    TokenLoaderBuilder, read_state,
 };
 
 use crate::output::scan_bar;
@@ -13,12 +14,12 @@ use crate::output::scan_bar;
 pub struct LoaderArgs {
     #[command(flatten)]
     pub data: DataArgs,
-    /// Tokens of a sequence.
-    #[arg(long, default_value_t = 2048)]
-    pub seq_len: u32,
-    /// Sequences of a step, over all ranks.
-    #[arg(long, default_value_t = 8)]
-    pub global_batch: u32,
+    /// Tokens of a sequence. [default: 2048, or the state's]
+    #[arg(long)]
+    pub seq_len: Option<u32>,
+    /// Sequences of a step, over all ranks. [default: 8, or the state's]
+    #[arg(long)]
+    pub global_batch: Option<u32>,
     /// This rank, from 0.
     #[arg(long, default_value_t = 0)]
     pub rank: u32,
@@ -28,8 +29,7 @@ pub struct LoaderArgs {
     /// Another seed, another order. [default: 0, or the state's]
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Go to the beginning of this epoch; the state's position is kept if it is the state's. [default: 0, or the
-    /// state's]
+    /// Begin with this epoch; a state must stand in it. [default: 0, or the state's]
     #[arg(long)]
     pub epoch: Option<u64>,
     /// Read in file order.
@@ -62,7 +62,7 @@ pub struct LoaderArgs {
     /// Threads that decode. [default: the cores, at most 8]
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Bytes to stay within, for example 512M or 2G. [default: what the settings need]
+    /// Bytes to stay within, for example 512M or 2G. [default: 8G; only what the settings need is taken]
     #[arg(long, value_parser = bytes)]
     pub memory_budget: Option<u64>,
     /// Continue from the state in this file, if it is there.
@@ -102,16 +102,19 @@ impl DataArgs {
 }
 
 impl LoaderArgs {
-    /// The loader, standing where the state says.
-    pub fn loader(&self) -> Result<TokenLoader, Failure> {
-        let mut builder: TokenLoaderBuilder =
-            TokenLoader::builder(self.data.source(), self.seq_len, self.global_batch)
-                .rank(Rank::new(self.rank, self.world_size).map_err(shardfeed::Error::from)?)
-                .tail(self.tail)
-                .labels(self.labels)
-                .dtype(self.dtype)
-                .pad_id(self.pad_id)
-                .cache(self.data.cache());
+    /// The loader, standing where the state says; and whether there was one.
+    pub fn loader(&self) -> Result<(TokenLoader, bool), Failure> {
+        let state = self.state.as_deref().map(read_if_there).transpose()?.flatten();
+        let seq_len = self.seq_len.or(state.as_ref().map(|state| state.settings.seq_len)).unwrap_or(2048);
+        let global_batch =
+            self.global_batch.or(state.as_ref().map(|state| state.steps.global_batch())).unwrap_or(8);
+        let mut builder: TokenLoaderBuilder = TokenLoader::builder(self.data.source(), seq_len, global_batch)
+            .rank(Rank::new(self.rank, self.world_size).map_err(shardfeed::Error::from)?)
+            .tail(self.tail)
+            .labels(self.labels)
+            .dtype(self.dtype)
+            .pad_id(self.pad_id)
+            .cache(self.data.cache());
         if let Some(seed) = self.seed {
             builder = builder.seed(seed);
         }
@@ -136,8 +139,12 @@ impl LoaderArgs {
         if let Some(bytes) = self.memory_budget {
             builder = builder.memory_budget(bytes);
         }
-        if let Some(path) = self.state.as_ref().filter(|path| path.exists()) {
-            builder = builder.resume_from(read_state(path)?);
+        if let Some(epoch) = self.epoch {
+            builder = builder.epoch(epoch);
+        }
+        let is_resumed = state.is_some();
+        if let Some(state) = state {
+            builder = builder.resume_from(state);
         }
         let bar = scan_bar("scanning");
         let progress = bar.clone();
@@ -147,11 +154,15 @@ impl LoaderArgs {
         });
         let loader = builder.build();
         bar.finish_and_clear();
-        let mut loader = loader?;
-        if let Some(epoch) = self.epoch {
-            loader.set_epoch(epoch);
-        }
-        Ok(loader)
+        Ok((loader?, is_resumed))
+    }
+}
+
+/// The state in a file; `None` only if there is no such file. One that cannot be read is no reason to start over.
+fn read_if_there(path: &Path) -> Result<Option<StreamState>, Failure> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        _ => Ok(Some(read_state(path)?)),
     }
 }
 
@@ -177,16 +188,22 @@ pub enum Failure {
     Shardfeed(shardfeed::Error),
     /// The terminal, a child process or a temporary directory.
     Other(String),
+    /// Whoever read the output went away.
+    Closed,
 }
 
 impl Failure {
     pub fn exit_code(&self) -> ExitCode {
-        use shardfeed::Error::{Budget, Invalid, Rank, Settings, Skips, State, StateFile, Tail};
+        use shardfeed::Error::{Budget, Invalid, NoStep, Rank, Settings, Skips, State, StateFile, Tail};
         ExitCode::from(match self {
             Self::Shardfeed(State(_) | StateFile { .. }) => 4,
-            Self::Shardfeed(Invalid(_) | Rank(_) | Settings(_) | Skips(_) | Tail { .. } | Budget { .. }) => 2,
+            Self::Shardfeed(
+                Invalid(_) | Rank(_) | Settings(_) | Skips(_) | NoStep { .. } | Tail { .. } | Budget { .. },
+            ) => 2,
             Self::Shardfeed(_) => 3,
             Self::Other(_) => 1,
+            // As if by the signal that ends other programs then.
+            Self::Closed => 141,
         })
     }
 }
@@ -196,6 +213,7 @@ impl std::fmt::Display for Failure {
         match self {
             Self::Shardfeed(error) => error.fmt(f),
             Self::Other(text) => f.write_str(text),
+            Self::Closed => f.write_str("nobody reads the output any more"),
         }
     }
 }
@@ -208,7 +226,10 @@ impl From<shardfeed::Error> for Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        Self::Other(error.to_string())
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Self::Closed,
+            _ => Self::Other(error.to_string()),
+        }
     }
 }
 

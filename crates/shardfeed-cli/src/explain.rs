@@ -5,7 +5,7 @@ use serde_json::json;
 use shardfeed::{StepOrigin, TokenOrigin};
 
 use crate::args::{Failure, LoaderArgs};
-use crate::output::table;
+use crate::output::{say, table};
 
 #[derive(Args, Debug)]
 pub struct ExplainArgs {
@@ -23,15 +23,15 @@ pub struct ExplainArgs {
 }
 
 pub fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
-    let loader = args.loader.loader()?;
+    let (loader, _) = args.loader.loader()?;
     let mut origin = loader.explain(args.step)?;
     if let Some(rank) = args.only_rank {
         origin.sequences.retain(|sequence| sequence.rank == rank);
     }
     if args.json {
-        println!("{}", as_json(&origin));
+        say(&format!("{}\n", as_json(&origin)))?;
     } else {
-        print_text(&origin);
+        say(&as_text(&origin))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -52,11 +52,8 @@ fn as_json(origin: &StepOrigin) -> serde_json::Value {
     json!({ "epoch": origin.epoch, "step": origin.step, "sequences": sequences })
 }
 
-fn print_text(origin: &StepOrigin) {
-    println!(
-        "epoch {}, step {}: ranges are within the row group, their ends left out\n",
-        origin.epoch, origin.step
-    );
+fn as_text(origin: &StepOrigin) -> String {
+    let (epoch, step) = (origin.epoch, origin.step);
     let head = ["rank", "row", "position", "file", "row group", "rows", "tokens"].map(str::to_owned).to_vec();
     let mut rows = vec![head];
     for sequence in &origin.sequences {
@@ -73,5 +70,6 @@ fn print_text(origin: &StepOrigin) {
             ]);
         }
     }
-    print!("{}", table(&rows));
+    let rows = table(&rows);
+    format!("epoch {epoch}, step {step}: ranges are within the row group, their ends left out\n\n{rows}")
 }

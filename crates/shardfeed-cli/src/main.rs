@@ -54,7 +54,9 @@ fn main() -> ExitCode {
         Verb::Data(DataVerb::Explain(args)) => explain::run(&args),
     };
     done.unwrap_or_else(|failure| {
-        eprintln!("shardfeed: {failure}");
+        if !matches!(failure, args::Failure::Closed) {
+            eprintln!("shardfeed: {failure}");
+        }
         failure.exit_code()
     })
 }

@@ -1,3 +1,5 @@
+use std::io::Write;
+
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A bar on the terminal; nothing where the output is no terminal.
@@ -5,6 +7,13 @@ pub fn scan_bar(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("{msg} {bar:40} {pos}/{len}").expect("a fixed template");
     bar.with_style(style).with_message(what)
+}
+
+/// Writes to standard output. Unlike `print!`, a reader that went away is an error, not a panic.
+pub fn say(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }
 
 /// 1234567 as "1,234,567".

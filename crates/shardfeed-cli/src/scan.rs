@@ -6,7 +6,7 @@ use serde_json::json;
 use shardfeed::{Manifest, ScanOptions, ScanReport, scan};
 
 use crate::args::{DataArgs, Failure};
-use crate::output::{scan_bar, table, thousands};
+use crate::output::{say, scan_bar, table, thousands};
 
 #[derive(Args, Debug)]
 pub struct ScanArgs {
@@ -33,6 +33,7 @@ pub fn run(args: &ScanArgs) -> Result<ExitCode, Failure> {
         threads: args.threads,
         cache: args.data.cache(),
         pieces_of: args.pad,
+        memory_budget: None,
         progress: Some(Arc::new(move |done, total| {
             progress.set_length(total);
             progress.set_position(done);
@@ -50,9 +51,10 @@ pub fn run(args: &ScanArgs) -> Result<ExitCode, Failure> {
         pieces.filter(|pieces| pieces.seq_len == seq_len).flat_map(|pieces| &pieces.counts).sum()
     });
     if args.json {
-        println!("{}", as_json(manifest, &report, sequences, args.files));
+        say(&format!("{}\n", as_json(manifest, &report, sequences, args.files)))?;
     } else {
-        print_text(manifest, &report, sequences, args.files);
+        say(&as_text(manifest, &report, sequences, args.files))?;
+        report.cache_notes.iter().for_each(|note| eprintln!("shardfeed: {note}"));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -89,32 +91,27 @@ fn as_json(
     value
 }
 
-fn print_text(manifest: &Manifest, report: &ScanReport, sequences: Option<u64>, files: bool) {
-    let tokens = manifest.tokens();
-    let documents = manifest.documents();
-    println!("fingerprint  {}", manifest.fingerprint());
+fn as_text(manifest: &Manifest, report: &ScanReport, sequences: Option<u64>, files: bool) -> String {
+    let (tokens, documents) = (manifest.tokens(), manifest.documents());
     let cached = match report.files_cached {
         0 => String::new(),
         cached => format!(" ({} unchanged since the last scan)", thousands(cached as u64)),
     };
-    println!("files        {}{cached}", thousands(manifest.files().len() as u64));
-    println!("row groups   {}", thousands(manifest.row_groups().len() as u64));
     let gaps = match manifest.rows() - documents {
         0 => String::new(),
         gaps => format!(" ({} null or empty)", thousands(gaps)),
     };
-    println!("rows         {}{gaps}", thousands(manifest.rows()));
     let mean = tokens.checked_div(documents).unwrap_or(0);
-    println!("tokens       {} ({} a row)", thousands(tokens), thousands(mean));
-    if let Some(sequences) = sequences {
-        println!("sequences    {}", thousands(sequences));
-    }
-    if let Some(path) = &report.cache_written {
-        println!("kept in      {}", path.display());
-    }
-    for note in &report.cache_notes {
-        eprintln!("shardfeed: {note}");
-    }
+    let mut lines = vec![
+        format!("fingerprint  {}", manifest.fingerprint()),
+        format!("files        {}{cached}", thousands(manifest.files().len() as u64)),
+        format!("row groups   {}", thousands(manifest.row_groups().len() as u64)),
+        format!("rows         {}{gaps}", thousands(manifest.rows())),
+        format!("tokens       {} ({} a row)", thousands(tokens), thousands(mean)),
+    ];
+    lines.extend(sequences.map(|sequences| format!("sequences    {}", thousands(sequences))));
+    lines.extend(report.cache_written.as_ref().map(|path| format!("kept in      {}", path.display())));
+    let mut text = lines.join("\n") + "\n";
     if files {
         let head =
             ["file", "column", "type", "row groups", "rows", "tokens", "bytes"].map(str::to_owned).to_vec();
@@ -129,8 +126,9 @@ fn print_text(manifest: &Manifest, report: &ScanReport, sequences: Option<u64>, 
                 thousands(file.bytes),
             ]
         });
-        print!("\n{}", table(&std::iter::once(head).chain(rows).collect::<Vec<_>>()));
+        text = text + "\n" + &table(&std::iter::once(head).chain(rows).collect::<Vec<_>>());
     }
+    text
 }
 
 struct FileLine<'a> {

@@ -1,4 +1,3 @@
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -7,11 +6,11 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
-use shardfeed::{Batch, TokenLoader, write_state};
+use shardfeed::{Batch, SkipsError, TokenLoader, write_state};
 
 use crate::args::{Failure, LoaderArgs};
-use crate::digest::batch_digest;
-use crate::output::thousands;
+use crate::digest::{batch_digest, input_tokens};
+use crate::output::{say, thousands};
 
 #[derive(Args, Debug)]
 pub struct StreamArgs {
@@ -29,18 +28,37 @@ pub struct StreamArgs {
 }
 
 pub fn run(args: &StreamArgs) -> Result<ExitCode, Failure> {
-    let mut loader = args.loader.loader()?;
+    let (mut loader, is_resumed) = args.loader.loader()?;
     for &(start, end) in &args.skip {
-        loader.skip(start..end)?;
+        match loader.skip(start..end) {
+            // The same command, run again: these steps are past.
+            Err(shardfeed::Error::Skips(SkipsError::OutOfReach { .. })) if is_resumed => {}
+            skipped => skipped?,
+        }
     }
     let stopped = stop_on_ctrl_c()?;
     let state_file = args.loader.state.as_deref();
+    let streamed = stream(&mut loader, args, &stopped);
+    // Whatever happened, what was handed out is known.
+    save(&loader, state_file)?;
+    let (outcome, summary) = streamed?;
     if !args.json {
-        print_head(&loader);
+        say(&(summary + &where_it_stands(&loader, state_file)))?;
+    }
+    Ok(if outcome == Outcome::Stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// Prints steps until there are enough, or no more, or somebody stops it. Also returns a summary.
+fn stream(
+    loader: &mut TokenLoader,
+    args: &StreamArgs,
+    stopped: &AtomicBool,
+) -> Result<(Outcome, String), Failure> {
+    if !args.json {
+        say(&head(loader))?;
     }
     let started = Instant::now();
     let (mut steps, mut tokens) = (0, 0);
-    let mut out = std::io::stdout().lock();
     let outcome = loop {
         if stopped.load(SeqCst) {
             break Outcome::Stopped;
@@ -48,29 +66,25 @@ pub fn run(args: &StreamArgs) -> Result<ExitCode, Failure> {
         if args.steps == Some(steps) {
             break Outcome::Steps;
         }
-        match loader.next_batch() {
-            Ok(Some(batch)) => {
-                steps += 1;
-                tokens += (batch.real_rows * batch.seq_len) as u64;
-                let written = print_step(&mut out, &batch, args.json);
-                if written.is_err() {
-                    // The reader of a pipe went away: what it saw is what was delivered, but for this step.
-                    break Outcome::Stopped;
-                }
-            }
-            Ok(None) => break Outcome::EpochEnd,
-            Err(error) => {
-                save(&loader, state_file)?;
-                return Err(error.into());
-            }
-        }
+        let Some(batch) = loader.next_batch()? else { break Outcome::EpochEnd };
+        steps += 1;
+        let step_tokens = input_tokens(&batch).count() as u64;
+        tokens += step_tokens;
+        say(&step_line(&batch, step_tokens, args.json))?;
     };
-    drop(out);
-    save(&loader, state_file)?;
-    if !args.json {
-        print_tail(&loader, outcome, steps, tokens, started.elapsed().as_secs_f64(), state_file);
-    }
-    Ok(if outcome == Outcome::Stopped { ExitCode::from(130) } else { ExitCode::SUCCESS })
+    let seconds = started.elapsed().as_secs_f64();
+    let what = match outcome {
+        Outcome::EpochEnd => "the epoch is over",
+        Outcome::Steps => "enough steps",
+        Outcome::Stopped => "stopped",
+    };
+    let summary = format!(
+        "{what}: {} steps, {} tokens in {seconds:.1} s ({:.1} M tokens/s)\n",
+        thousands(steps),
+        thousands(tokens),
+        tokens as f64 / seconds.max(1e-9) / 1e6
+    );
+    Ok((outcome, summary))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,10 +111,10 @@ fn save(loader: &TokenLoader, file: Option<&Path>) -> Result<(), Failure> {
     file.map_or(Ok(()), |file| write_state(file, loader.state()).map_err(Failure::from))
 }
 
-fn print_head(loader: &TokenLoader) {
+fn head(loader: &TokenLoader) -> String {
     let (settings, state) = (loader.settings(), loader.state());
-    println!(
-        "{}: epoch {} from position {} of {}, {} steps to go; {} lanes, windows of {}",
+    format!(
+        "{}: epoch {} from position {} of {}, {} steps to go; {} lanes, windows of {}\n",
         loader.rank(),
         state.epoch,
         thousands(state.position),
@@ -108,51 +122,27 @@ fn print_head(loader: &TokenLoader) {
         thousands(loader.steps_left()),
         settings.lanes,
         settings.window
-    );
+    )
 }
 
-fn print_step(out: &mut impl Write, batch: &Batch, json: bool) -> std::io::Result<()> {
+fn step_line(batch: &Batch, tokens: u64, json: bool) -> String {
     let digest = format!("{:016x}", batch_digest(batch));
     if json {
         let line = json!({
             "epoch": batch.epoch, "step": batch.step, "rows": batch.rows, "real_rows": batch.real_rows,
-            "tokens": batch.real_rows * batch.seq_len, "valid_labels": batch.valid_labels, "digest": digest,
+            "tokens": tokens, "valid_labels": batch.valid_labels, "digest": digest,
         });
-        writeln!(out, "{line}")?;
-    } else {
-        let rows = format!("{}/{}", batch.real_rows, batch.rows);
-        writeln!(
-            out,
-            "step {:>7}  rows {rows:>7}  labels {:>9}  digest {digest}",
-            batch.step, batch.valid_labels
-        )?;
+        return format!("{line}\n");
     }
-    out.flush()
+    let rows = format!("{}/{}", batch.real_rows, batch.rows);
+    format!("step {:>7}  rows {rows:>7}  labels {:>9}  digest {digest}\n", batch.step, batch.valid_labels)
 }
 
-fn print_tail(
-    loader: &TokenLoader,
-    outcome: Outcome,
-    steps: u64,
-    tokens: u64,
-    seconds: f64,
-    state: Option<&Path>,
-) {
-    let what = match outcome {
-        Outcome::EpochEnd => "the epoch is over",
-        Outcome::Steps => "enough steps",
-        Outcome::Stopped => "stopped",
-    };
-    println!(
-        "{what}: {} steps, {} tokens in {seconds:.1} s ({:.1} M tokens/s)",
-        thousands(steps),
-        thousands(tokens),
-        tokens as f64 / seconds.max(1e-9) / 1e6
-    );
+fn where_it_stands(loader: &TokenLoader, state: Option<&Path>) -> String {
     let position = format!("epoch {}, position {}", loader.state().epoch, thousands(loader.state().position));
     match state {
-        Some(file) => println!("saved {position} in {}; the same command continues there", file.display()),
-        None => println!("now at {position}; with --state FILE the next run would continue there"),
+        Some(file) => format!("saved {position} in {}; the same command continues there\n", file.display()),
+        None => format!("now at {position}; with --state FILE the next run would continue there\n"),
     }
 }
 

@@ -189,6 +189,14 @@ fn exit_codes_and_messages_say_what_is_wrong() {
     assert!(code == 2 && message.contains("rank 5"), "{code}: {message}");
     let (code, message) = fail(dir.path(), &stream(&["--packing=zip"]));
     assert!(code == 2 && message.contains("concat"), "{code}: {message}");
+    for threads in ["--threads=0", "--threads=200000", "--threads=18446744073709551615"] {
+        let (code, message) = fail(dir.path(), &stream(&[threads]));
+        assert!(code == 2 && message.contains("1 to 1024"), "{code}: {message}");
+    }
+    let (code, message) = fail(dir.path(), &["data", "stream", "data", "--seq-len=4294967295"]);
+    assert!(code == 2 && message.contains("memory budget"), "{code}: {message}");
+    let (code, message) = fail(dir.path(), &["data", "explain", "data", "--step=100000"]);
+    assert!(code == 2 && message.contains("step 100000"), "{code}: {message}");
     let (code, message) = fail(dir.path(), &stream(&["--memory-budget=1K"]));
     assert!(code == 2 && message.contains("need at least"), "{code}: {message}");
     std::fs::write(dir.path().join("s.json"), "{}").unwrap();
@@ -204,7 +212,61 @@ fn exit_codes_and_messages_say_what_is_wrong() {
 #[test]
 fn a_state_that_cannot_be_written_is_an_error_not_a_silence() {
     let dir = world();
-    std::fs::write(dir.path().join("file"), "").unwrap();
-    let (code, message) = fail(dir.path(), &stream(&["--steps=1", "--state=file/s.json"]));
+    let (code, message) = fail(dir.path(), &stream(&["--steps=1", "--state=/proc/shardfeed/s.json"]));
     assert!(code == 3 && message.contains("write the state"), "{code}: {message}");
+}
+
+#[test]
+fn a_state_that_cannot_be_read_is_no_reason_to_start_over() {
+    let dir = world();
+    std::os::unix::fs::symlink("nowhere", dir.path().join("link.json")).unwrap();
+    std::fs::create_dir(dir.path().join("dir.json")).unwrap();
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    for state in ["--state=link.json", "--state=dir.json", "--state=file/s.json"] {
+        let (code, message) = fail(dir.path(), &stream(&["--steps=1", state]));
+        assert!(code == 3 && message.contains("read the state"), "{code}: {message}");
+    }
+}
+
+#[test]
+fn the_same_command_continues_and_a_state_brings_its_settings() {
+    let dir = world();
+    let whole = lines_of(&succeed(dir.path(), &stream(&[])));
+    let again = stream(&["--skip=1..3", "--epoch=0", "--steps=4", "--state=s.json"]);
+    let first = lines_of(&succeed(dir.path(), &again));
+    let second = lines_of(&succeed(dir.path(), &again));
+    assert_eq!([first, second].concat(), [&whole[..1], &whole[3..10]].concat());
+    // Nothing but the data and the state: sequence length, global batch and seed are the state's.
+    let third =
+        lines_of(&succeed(dir.path(), &["data", "stream", "data", "--json", "--state=s.json", "--steps=2"]));
+    assert_eq!(third, whole[10..12]);
+    let (code, message) = fail(dir.path(), &stream(&["--epoch=5", "--state=s.json"]));
+    assert!(code == 4 && message.contains("epoch 5"), "{code}: {message}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_panic() {
+    let dir = world();
+    for command in [
+        "data stream data --seq-len 4 --global-batch 2",
+        "data scan data --files",
+        "data explain data --step 0",
+    ] {
+        let script = format!("{} {command} | true; exit ${{PIPESTATUS[0]}}", env!("CARGO_BIN_EXE_shardfeed"));
+        let output = Command::new("bash").args(["-c", &script]).current_dir(dir.path()).output().unwrap();
+        // The short ones may be done before anybody looks.
+        assert!(matches!(output.status.code(), Some(0 | 141)), "{command}: {output:?}");
+        assert!(!text(&output.stderr).contains("panicked"), "{output:?}");
+    }
+}
+
+#[test]
+fn padded_tokens_are_not_counted() {
+    let dir = world();
+    let args = ["data", "stream", "data", "--packing=pad", "--seq-len=500", "--global-batch=8", "--json"];
+    let tokens: u64 =
+        lines_of(&succeed(dir.path(), &args)).iter().map(|line| line["tokens"].as_u64().unwrap()).sum();
+    let scan: Value =
+        serde_json::from_str(&succeed(dir.path(), &["data", "scan", "data", "--json"])).unwrap();
+    assert_eq!(Some(tokens), scan["tokens"].as_u64());
 }

@@ -109,6 +109,11 @@ const SHUFFLES_MAX: usize = 4;
 type BlockId = (u64, u64);
 
 impl LaneWalk {
+    /// Bytes that a walker holds at most, with windows of this many sequences.
+    pub fn bytes(window: u64) -> u64 {
+        (SHUFFLES_MAX * size_of::<u32>()) as u64 * window
+    }
+
     /// The sequence on the line that the lane delivers after `index` others.
     pub fn sequence(&mut self, index: u64) -> u64 {
         let second = self.second;

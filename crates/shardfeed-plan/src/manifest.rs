@@ -101,6 +101,19 @@ pub struct PieceCounts {
     pub counts: Vec<u64>,
 }
 
+impl PieceCounts {
+    /// Whether rows of these row groups can make as many pieces: at least one each, of at most `seq_len` tokens.
+    fn fit(&self, row_groups: &[RowGroup]) -> bool {
+        let fits = |(&count, group): (&u64, &RowGroup)| {
+            let least = group.documents.max(group.tokens.div_ceil(u64::from(self.seq_len.max(1))));
+            (least..=group.tokens).contains(&count)
+        };
+        self.seq_len > 0
+            && self.counts.len() == row_groups.len()
+            && self.counts.iter().zip(row_groups).all(fits)
+    }
+}
+
 /// Identifies a data set by what decides the order and the content of its stream: names and sizes of files, rows,
 /// tokens and documents of row groups. A copy elsewhere, or one touched by `cp -r`, has the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -115,6 +128,14 @@ pub enum ManifestError {
     /// More row groups than a number of 32 bits counts.
     #[error("the data set has {0} row groups; at most {max} can be numbered", max = u32::MAX)]
     TooManyRowGroups(usize),
+    /// More or fewer sequences than the tokens of a row group can make.
+    #[error("{file}: its sequences of at most {seq_len} tokens are counted wrong")]
+    Pieces {
+        /// The file.
+        file: String,
+        /// The length they were counted for.
+        seq_len: u32,
+    },
     /// Counts that cannot be: their sum passes 2^62, or documents exceed rows.
     #[error(
         "{file}: row group {number} claims {rows} rows, {documents} documents and {tokens} tokens, which cannot be"
@@ -152,6 +173,9 @@ impl Manifest {
         let mut row_groups = Vec::with_capacity(count);
         let mut units = 0_u64;
         for (file_index, (file, groups)) in scanned.into_iter().enumerate() {
+            if let Some(pieces) = file.pieces.iter().find(|pieces| !pieces.fit(&groups)) {
+                return Err(ManifestError::Pieces { file: file.name.clone(), seq_len: pieces.seq_len });
+            }
             for (number, group) in groups.into_iter().enumerate() {
                 let group = RowGroup { file: file_index as u32, number: number as u32, ..group };
                 units = units

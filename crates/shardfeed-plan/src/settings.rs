@@ -176,7 +176,7 @@ impl SettingsRequest {
 
     /// `Ok` when nothing that was asked for contradicts a state's settings.
     pub fn check_against(&self, saved: &StreamSettings) -> Result<(), StateError> {
-        fn same<T: PartialEq + std::fmt::Debug>(
+        fn same<T: PartialEq + std::fmt::Display>(
             setting: &'static str,
             given: Option<T>,
             saved: &T,
@@ -184,15 +184,16 @@ impl SettingsRequest {
             match given {
                 Some(given) if given != *saved => Err(StateError::OtherSetting {
                     setting,
-                    saved: format!("{saved:?}"),
-                    given: format!("{given:?}"),
+                    saved: saved.to_string(),
+                    given: given.to_string(),
                 }),
                 _ => Ok(()),
             }
         }
         same("seq_len", Some(self.seq_len), &saved.seq_len)?;
         same("packing", self.packing.map(Packing::name), &saved.packing.name())?;
-        same("eos_id", self.eos_id, &saved.eos_id)?;
+        let words = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
+        same("eos_id", self.eos_id.map(words), &words(saved.eos_id))?;
         same("seed", self.seed, &saved.seed)?;
         same("shuffle", self.shuffle, &saved.shuffle)?;
         same("lanes", self.lanes, &saved.lanes)?;

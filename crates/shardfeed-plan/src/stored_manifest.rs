@@ -213,7 +213,7 @@ mod tests {
             ("b.parquet", &[]),
             ("c/ü.parquet", &[(9, 8, 7)]),
         ]);
-        sample.set_pieces(0, PieceCounts { seq_len: 2048, counts: vec![3, u64::MAX] });
+        sample.set_pieces(0, PieceCounts { seq_len: 2048, counts: vec![3, 1 << 49] });
         sample.set_pieces(2, PieceCounts { seq_len: 1, counts: vec![8] });
         sample
     }

@@ -9,7 +9,6 @@ use std::time::SystemTime;
 
 use shardfeed_plan::{Manifest, decode_manifest, encode_manifest, key};
 
-use crate::scan::ScanReport;
 use crate::source::Source;
 
 /// Where the manifest is kept for the next start.
@@ -62,39 +61,39 @@ fn user_cache(source: &Source, base: &Path) -> Option<PathBuf> {
     Some(root.join("shardfeed").join(format!("{:016x}.manifest", key(&words))))
 }
 
-/// The first manifest that can be read.
-pub(crate) fn read_first(places: &[PathBuf], report: &mut ScanReport) -> Option<Manifest> {
+/// A manifest that was kept.
+pub(crate) struct Kept {
+    pub place: PathBuf,
+    pub manifest: Manifest,
+}
+
+/// Every manifest that can be read, the preferred place's first, and why others cannot.
+pub(crate) fn read_all(places: &[PathBuf]) -> (Vec<Kept>, Vec<String>) {
+    let (mut kept, mut notes) = (Vec::new(), Vec::new());
     for place in places {
         match std::fs::read(place) {
             Ok(bytes) => match decode_manifest(&bytes) {
-                Ok(manifest) => {
-                    report.cache_read = Some(place.clone());
-                    return Some(manifest);
-                }
-                Err(error) => report.cache_notes.push(format!("{}: {error}; scanned again", place.display())),
+                Ok(manifest) => kept.push(Kept { place: place.clone(), manifest }),
+                Err(error) => notes.push(format!("{}: {error}; scanned again", place.display())),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => report.cache_notes.push(format!("{}: {error}", place.display())),
+            Err(error) => notes.push(format!("{}: {error}", place.display())),
         }
     }
-    None
+    (kept, notes)
 }
 
-/// Writes to the first place that takes it.
-pub(crate) fn write_first(places: &[PathBuf], manifest: &Manifest, report: &mut ScanReport) {
-    if places.is_empty() {
-        return;
-    }
-    let bytes = encode_manifest(manifest);
+/// Writes to the first place that takes it, and says why others did not.
+pub(crate) fn write_first(places: &[PathBuf], manifest: &Manifest) -> (Option<PathBuf>, Vec<String>) {
+    let mut notes = Vec::new();
+    let bytes = if places.is_empty() { Vec::new() } else { encode_manifest(manifest) };
     for place in places {
         match write_whole(place, &bytes) {
-            Ok(()) => {
-                report.cache_written = Some(place.clone());
-                return;
-            }
-            Err(error) => report.cache_notes.push(format!("{}: cannot be written: {error}", place.display())),
+            Ok(()) => return (Some(place.clone()), notes),
+            Err(error) => notes.push(format!("{}: cannot be written: {error}", place.display())),
         }
     }
+    (None, notes)
 }
 
 /// Ranks are threads of one process, processes, or processes of the same number in containers: temporary files are

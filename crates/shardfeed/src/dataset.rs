@@ -12,9 +12,9 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
 use shardfeed_plan::{Manifest, RowGroup};
 
-use crate::decode::PageLimit;
 use crate::footer::modified_ns;
-use crate::{Error, Result, RowGroupCursor};
+use crate::page_limit::PageLimit;
+use crate::{Error, Result};
 
 /// Files open at once. Lanes outnumber the descriptors a process may have; a file that made room is opened again.
 const OPEN_FILES_MAX: usize = 128;
@@ -74,21 +74,10 @@ impl DataSet {
         }
     }
 
-    /// Opens a row group at its beginning.
-    pub fn open_row_group(self: &Arc<Self>, row_group: u32) -> Result<RowGroupCursor> {
-        self.open_row_group_within(row_group, PageLimit::default())
-    }
-
-    /// Opens a row group whose pages must not be larger than `limit`.
-    pub(crate) fn open_row_group_within(
-        self: &Arc<Self>,
-        row_group: u32,
-        limit: PageLimit,
-    ) -> Result<RowGroupCursor> {
+    /// A row group of this file is opened, which must still be the one that was scanned.
+    pub(crate) fn note_opening(&self, file: u32) -> Result<()> {
         self.counts.row_groups.fetch_add(1, Relaxed);
-        let facts = self.manifest.row_groups()[row_group as usize];
-        self.check_unchanged(facts.file)?;
-        RowGroupCursor::open(self, facts, limit)
+        self.check_unchanged(file)
     }
 
     pub(crate) fn into_parts(self) -> (Manifest, Vec<PathBuf>) {
@@ -170,11 +159,10 @@ impl ChunkBytes {
 
     /// Refuses a page before anything is allocated for it.
     fn check_page(&self, header: &[u8]) -> Result<()> {
-        if let Some((uncompressed, compressed)) = page_sizes(header) {
-            self.last_page.uncompressed_bytes.store(uncompressed, Relaxed);
-            self.limit.check(self.data.path(self.file), uncompressed + compressed)?;
-        }
-        Ok(())
+        let (uncompressed, compressed) = page_sizes(header)
+            .ok_or_else(|| Error::Invalid("a page header does not begin with the page's sizes".to_owned()))?;
+        self.last_page.uncompressed_bytes.store(uncompressed, Relaxed);
+        self.limit.check(self.data.path(self.file), uncompressed + compressed)
     }
 
     fn read_exact(&self, buffer: &mut [u8], start: u64) -> Result<()> {
@@ -247,7 +235,8 @@ impl Read for HeaderBytes {
 }
 
 /// Uncompressed and compressed size from the beginning of a page header: its first three fields are the page's
-/// type and its sizes, in Thrift's compact form. `None` if they are not, which is for the crate to refuse.
+/// type and its sizes, in Thrift's compact form, as every writer has them. `None` if they are not: without them no
+/// limit would hold.
 fn page_sizes(header: &[u8]) -> Option<(u64, u64)> {
     let mut rest = header;
     let mut field = || {

@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use shardfeed_plan::{Rank, StepPlan, StreamState, Tail};
 
 use crate::batch::{Batch, BatchShape};
-use crate::decode::{PAGE_BYTES_USUAL, PageLimit};
-use crate::lane::{Lane, window_tokens};
+use crate::lane::{Lane, lane_bytes};
+use crate::page_limit::{PAGE_BYTES_USUAL, PageLimit};
 use crate::window::LineSource;
 use crate::{Error, Result, foreign};
 
@@ -28,8 +28,8 @@ pub(crate) struct EngineSettings {
     pub shape: BatchShape,
     pub tail: Tail,
     pub threads: usize,
-    /// Bytes to stay within; `None` takes what the settings need.
-    pub memory_budget: Option<u64>,
+    /// Bytes to stay within.
+    pub memory_budget: u64,
 }
 
 struct Shared {
@@ -159,7 +159,8 @@ impl Engine {
         let step = queue.steps.pop_front().expect("just seen");
         queue.first += 1;
         drop(queue);
-        self.shared.work.notify_one();
+        // One place is free for a step; after the first batch, several.
+        self.shared.work.notify_all();
         if let Some(error) = lock(&step.filling.error).take() {
             return Err(error);
         }
@@ -203,7 +204,7 @@ impl Shared {
                         self.ready.notify_all();
                     }
                 }
-            } else if queue.steps.len() < self.steps_ahead
+            } else if queue.may_plan(self.steps_ahead)
                 && let Some(mut planner) = queue.planner.take()
             {
                 drop(queue);
@@ -303,6 +304,12 @@ impl Shared {
 }
 
 impl Queue {
+    /// Until the first batch is taken, nothing else is prepared: whoever resumes waits for it.
+    fn may_plan(&self, steps_ahead: usize) -> bool {
+        let steps_ahead = if self.first == 0 { 1 } else { steps_ahead };
+        self.steps.len() < steps_ahead
+    }
+
     fn add(&mut self, job: Job) {
         let (step, lane) = (job.step, job.lane);
         let slot = self.lanes.entry(lane).or_default();
@@ -348,11 +355,9 @@ pub(crate) fn plan_memory(
     state: &StreamState,
     settings: &EngineSettings,
 ) -> Result<MemoryPlan> {
-    let Some(budget) = settings.memory_budget else {
-        return Ok(MemoryPlan { steps_ahead: STEPS_AHEAD as usize, page_limit: PageLimit::default() });
-    };
+    let budget = settings.memory_budget;
     let lanes = lanes_of(source, state, settings);
-    let window_bytes: u64 = lanes.iter().map(|&lane| 4 * window_tokens(source, lane) as u64).sum();
+    let window_bytes: u64 = lanes.iter().map(|&lane| lane_bytes(source, lane)).sum();
     let page_bytes = lanes.len() as u64 * PAGE_BYTES_USUAL;
     let batch_bytes = settings.shape.bytes().max(1);
     let needed = window_bytes + page_bytes + STEPS_AHEAD_MIN * batch_bytes;
@@ -362,7 +367,8 @@ pub(crate) fn plan_memory(
             needed,
             because: format!(
                 "{} lanes take {window_bytes} for their windows and {page_bytes} for their pages, and \
-                 {STEPS_AHEAD_MIN} batches {batch_bytes} each; choose a smaller window or fewer lanes, or allow more",
+                 {STEPS_AHEAD_MIN} batches {batch_bytes} each; allow more, use more ranks, or choose a smaller window \
+                 or fewer lanes where a run begins",
                 lanes.len()
             ),
         });
@@ -394,4 +400,51 @@ fn lanes_of(source: &LineSource, state: &StreamState, settings: &EngineSettings)
 
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::{SampleData, write_sample};
+    use crate::{Dtype, EpochOrder, LabelStyle, ScanOptions, StreamSettings, scan};
+
+    #[test]
+    fn until_the_first_batch_is_taken_nothing_is_opened_but_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        write_sample(dir.path(), &SampleData { files: 20, ..SampleData::default() }).unwrap();
+        let (data, _) = scan(&dir.path().into(), &ScanOptions::default()).unwrap();
+        let settings = StreamSettings::auto(64, crate::Packing::Concat, None, 3, 16);
+        let order = EpochOrder::new(&data.manifest().sizes(&settings).unwrap(), &settings, 0);
+        let mut state = StreamState::start(data.manifest().fingerprint(), settings.clone(), 0, 16);
+        state.position = order.sequences() / 32 * 16;
+        let source = Arc::new(LineSource { data: Arc::clone(&data), order, settings });
+        let shape = BatchShape {
+            rows: 16,
+            seq_len: 64,
+            dtype: Dtype::Int64,
+            labels: LabelStyle::Shifted,
+            pad_id: 0,
+            cu_seqlens: false,
+        };
+        for threads in [1, 2, 4] {
+            let before = data.counts().row_groups;
+            let settings = EngineSettings {
+                rank: Rank::single(),
+                shape,
+                tail: Tail::Pad,
+                threads,
+                memory_budget: 1 << 30,
+            };
+            let engine = Engine::start(&source, &state, &settings).unwrap();
+            let mut queue = engine.shared.lock();
+            while !queue.steps.front().is_some_and(|step| step.ready) {
+                queue = engine.shared.ready.wait(queue).unwrap();
+            }
+            assert_eq!((queue.steps.len(), queue.waiting.len()), (1, 0));
+            drop(queue);
+            assert!(data.counts().row_groups - before <= 2 * 16);
+            engine.next().unwrap().unwrap();
+            engine.next().unwrap().unwrap();
+        }
+    }
 }

@@ -116,13 +116,14 @@ pub enum Error {
     Invalid(String),
     /// The tail that the user forbade.
     #[error(
-        "{sequences} sequences are left in the epoch and a step takes {global_batch}, so the last step would {}; \
-         choose tail \"pad\", or another global batch",
-        if *.sequences < u64::from(*.global_batch) { "be the only one, and short" } else { "be short" }
+        "{sequences} sequences {of} and a step takes {global_batch}, so the last step would be short; \
+         choose tail \"pad\", or another global batch"
     )]
     Tail {
-        /// Sequences from the current position to the epoch's end.
+        /// How many sequences there are.
         sequences: u64,
+        /// Of what: the rest of this epoch, or a whole one.
+        of: &'static str,
         /// Sequences of a step.
         global_batch: u32,
     },

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use shardfeed_plan::LaneWalk;
 
 use crate::Result;
-use crate::decode::PageLimit;
+use crate::page_limit::PageLimit;
 use crate::window::{LineSource, Sequence, Window};
 
 /// One lane of the epoch: delivers its sequences in shuffled order out of a window that slides along the line.
@@ -13,7 +13,6 @@ pub(crate) struct Lane {
     window: Option<Window>,
     /// A sequence read by itself, while the window is not there or does not reach back to it.
     alone: Option<Window>,
-    visited: bool,
     tokens_max: usize,
     page_limit: PageLimit,
 }
@@ -25,8 +24,7 @@ impl Lane {
             walk: source.order.walk(lane),
             window: None,
             alone: None,
-            visited: false,
-            tokens_max: window_tokens(source, lane),
+            tokens_max: window_tokens(source, lane) as usize,
             page_limit,
         }
     }
@@ -35,12 +33,11 @@ impl Lane {
     pub fn sequence(&mut self, index: u64, is_first_step: bool) -> Result<Sequence<'_>> {
         let sequence = self.walk.sequence(index);
         let floor = self.walk.floor(index);
-        let is_first_visit = !std::mem::replace(&mut self.visited, true);
         // The first batch after a start must not wait for whole windows: each of its sequences opens its own row
         // group, or two. And what a wrapped tail takes from the epoch's beginning is behind every window.
         let is_alone = match &self.window {
             Some(window) => sequence < window.start() || (is_first_step && sequence > window.end()),
-            None => (is_first_visit || is_first_step) && sequence > floor,
+            None => is_first_step && sequence > floor,
         };
         if is_alone {
             let tokens = self.source.settings.seq_len as usize;
@@ -59,10 +56,20 @@ impl Lane {
     }
 }
 
-/// Tokens that the window of a lane may hold at once.
-pub(crate) fn window_tokens(source: &LineSource, lane: u32) -> usize {
+/// Sequences that the window of a lane may hold at once.
+fn window_sequences(source: &LineSource, lane: u32) -> u64 {
     let sequences = source.order.sequences_of(lane);
     // Two windows, since the two passes overlap, and the label of the last token.
-    let kept = (2 * u64::from(source.settings.window)).min(sequences.end - sequences.start) + 1;
-    (kept * u64::from(source.settings.seq_len)) as usize
+    (2 * u64::from(source.settings.window)).min(sequences.end - sequences.start) + 1
+}
+
+fn window_tokens(source: &LineSource, lane: u32) -> u64 {
+    window_sequences(source, lane) * u64::from(source.settings.seq_len)
+}
+
+/// Bytes that a lane may hold, its page left out: its window, a sequence by itself, and the shuffles of its walk.
+pub(crate) fn lane_bytes(source: &LineSource, lane: u32) -> u64 {
+    let window = Window::bytes(window_sequences(source, lane), window_tokens(source, lane));
+    let alone = Window::bytes(2, u64::from(source.settings.seq_len));
+    window + alone + LaneWalk::bytes(source.settings.window.into())
 }

@@ -28,6 +28,7 @@ mod foreign; // code that may panic      -> a result
 mod parallel; // items                   -> results, on threads
 mod source; // a directory, glob or list -> paths with canonical names
 mod footer; // one file                  -> its token column and row groups
+mod page_limit; // a page's claim         -> read it, or refuse it
 mod dataset; // a manifest and paths     -> checked, positioned reads
 mod decode; // a row group               -> tokens and row starts, from any token on
 mod cache; // a manifest                <-> a file kept between runs

@@ -8,6 +8,7 @@ use shardfeed_plan::{DataFile, Manifest, PieceCounts, RowGroup};
 use crate::cache::{self, CachePolicy};
 use crate::dataset::DataSet;
 use crate::footer::{Footer, modified_ns, read_footer};
+use crate::page_limit::PageLimit;
 use crate::parallel::{default_threads, map_in_parallel};
 use crate::source::{ListedFile, Source};
 use crate::{Error, Result};
@@ -21,6 +22,8 @@ pub struct ScanOptions {
     pub cache: CachePolicy,
     /// Also count the sequences of each row group at this length, as [`crate::Packing::Pad`] needs.
     pub pieces_of: Option<u32>,
+    /// Bytes that counting levels may take, for pages of all threads; a gigabyte a page when `None`.
+    pub memory_budget: Option<u64>,
     /// Called now and then with work done and work to do: files, then row groups whose levels are counted.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
 }
@@ -46,16 +49,21 @@ pub struct ScanReport {
 pub fn scan(source: &Source, options: &ScanOptions) -> Result<(Arc<DataSet>, ScanReport)> {
     let threads = options.threads.unwrap_or_else(default_threads).max(1);
     let listing = source.list()?;
-    let mut report = ScanReport::default();
     let caches = cache::places(source, &listing.base, &options.cache);
-    let cached = cache::read_first(&caches, &mut report);
+    let (mut kept, cache_notes) = cache::read_all(&caches);
+    let mut report = ScanReport { cache_notes, ..ScanReport::default() };
     let stats = map_in_parallel(&listing.files, threads, |file| {
         let metadata =
             std::fs::metadata(&file.path).map_err(|error| Error::io(&file.path, "look at it", error))?;
         Ok::<_, Error>((metadata.len(), modified_ns(&metadata)))
     })?;
+    // One that is current, wherever it was kept: the preferred place may be read-only and its manifest old.
+    let current = kept.iter().position(|kept| is_current(&kept.manifest, &listing.files, &stats));
+    let cached = (!kept.is_empty()).then(|| kept.swap_remove(current.unwrap_or(0)));
+    report.cache_read = cached.as_ref().map(|kept| kept.place.clone());
+    let cached = cached.map(|kept| kept.manifest);
     let (mut manifest, mut is_new) = match cached {
-        Some(cached) if is_current(&cached, &listing.files, &stats) => {
+        Some(cached) if current.is_some() => {
             report.files_cached = listing.files.len();
             (cached, false)
         }
@@ -71,17 +79,19 @@ pub fn scan(source: &Source, options: &ScanOptions) -> Result<(Arc<DataSet>, Sca
         }
     }
     if is_new {
-        cache::write_first(&caches, &manifest, &mut report);
+        let (written, mut notes) = cache::write_first(&caches, &manifest);
+        report.cache_written = written;
+        report.cache_notes.append(&mut notes);
     }
     Ok((Arc::new(DataSet::new(manifest, paths)), report))
 }
 
-/// One file alone, without a cache.
-pub(crate) fn scan_file(path: &Path) -> Result<Arc<DataSet>> {
+/// One file alone, without a cache; and which of its row groups are not counted, since no statistics tell.
+pub(crate) fn scan_file(path: &Path) -> Result<(Arc<DataSet>, Vec<usize>)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let (file, row_groups) = read_file(path, &name)?;
+    let Footer { file, row_groups, uncounted } = read_footer(path, &name)?;
     let manifest = Manifest::new(vec![(file, row_groups)])?;
-    Ok(Arc::new(DataSet::new(manifest, vec![path.to_owned()])))
+    Ok((Arc::new(DataSet::new(manifest, vec![path.to_owned()])), uncounted))
 }
 
 type Stat = (u64, i64);
@@ -119,7 +129,7 @@ fn refresh(
     report.files_cached = files.len() - missing.len();
     let progress = Progress::new(missing.len() as u64, options);
     let read = map_in_parallel(&missing, threads, |&index| {
-        let result = read_file(&files[index].path, &files[index].name);
+        let result = read_file(&files[index].path, &files[index].name, options.page_limit(threads));
         progress.one_done();
         result
     })?;
@@ -130,13 +140,13 @@ fn refresh(
 }
 
 /// Footer and, where statistics are missing, counted levels.
-fn read_file(path: &Path, name: &str) -> Result<(DataFile, Vec<RowGroup>)> {
+fn read_file(path: &Path, name: &str, limit: PageLimit) -> Result<(DataFile, Vec<RowGroup>)> {
     let Footer { file, mut row_groups, uncounted } = read_footer(path, name)?;
     if !uncounted.is_empty() {
         let manifest = Manifest::new(vec![(file.clone(), row_groups.clone())])?;
         let data = Arc::new(DataSet::new(manifest, vec![path.to_owned()]));
         for index in uncounted {
-            let mut cursor = data.open_row_group(index as u32)?.uncounted().levels_only();
+            let mut cursor = data.open_row_group_within(index as u32, limit)?.uncounted().levels_only();
             while cursor.segment(usize::MAX)?.is_some() {}
             (row_groups[index].tokens, row_groups[index].documents) = cursor.seen();
         }
@@ -160,7 +170,7 @@ fn count_pieces(
         .collect();
     let progress = Progress::new(row_groups.len() as u64, options);
     let counts = map_in_parallel(&row_groups, threads, |&row_group| {
-        let count = pieces_of_row_group(&data, row_group, u64::from(seq_len));
+        let count = pieces_of_row_group(&data, row_group, u64::from(seq_len), options.page_limit(threads));
         progress.one_done();
         count
     })?;
@@ -174,8 +184,8 @@ fn count_pieces(
     Ok((manifest, row_groups.len()))
 }
 
-fn pieces_of_row_group(data: &Arc<DataSet>, row_group: u32, seq_len: u64) -> Result<u64> {
-    let mut cursor = data.open_row_group(row_group)?.levels_only();
+fn pieces_of_row_group(data: &Arc<DataSet>, row_group: u32, seq_len: u64, limit: PageLimit) -> Result<u64> {
+    let mut cursor = data.open_row_group_within(row_group, limit)?.levels_only();
     let (mut pieces, mut row_len) = (0, 0_u64);
     while let Some(segment) = cursor.segment(usize::MAX)? {
         if segment.starts_row {
@@ -185,6 +195,13 @@ fn pieces_of_row_group(data: &Arc<DataSet>, row_group: u32, seq_len: u64) -> Res
         row_len += segment.tokens as u64;
     }
     Ok(pieces + row_len.div_ceil(seq_len))
+}
+
+impl ScanOptions {
+    fn page_limit(&self, threads: usize) -> PageLimit {
+        self.memory_budget
+            .map_or_else(PageLimit::default, |budget| PageLimit::within(budget, budget, threads as u64))
+    }
 }
 
 struct Progress<'a> {
@@ -212,6 +229,7 @@ impl std::fmt::Debug for ScanOptions {
             .field("threads", &self.threads)
             .field("cache", &self.cache)
             .field("pieces_of", &self.pieces_of)
+            .field("memory_budget", &self.memory_budget)
             .finish_non_exhaustive()
     }
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use shardfeed_plan::{EpochOrder, Packing, StreamSettings};
 
-use crate::decode::{PageLimit, RowGroupCursor};
-use crate::{DataSet, Result};
+use crate::decode::RowGroupCursor;
+use crate::page_limit::PageLimit;
+use crate::{DataSet, Error, Result};
 
 /// Decoded sequences around the place where a lane stands on the line of its epoch.
 ///
@@ -44,16 +45,32 @@ pub(crate) struct Sequence<'a> {
     pub next: Option<u32>,
 }
 
-/// Ascending offsets at which rows begin.
+/// Offsets at which rows begin, ascending.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RowStarts<'a> {
-    starts: &'a [u64],
-    base: u64,
+    /// One bit per token of the window.
+    bits: &'a [u64],
+    /// The tokens asked about.
+    within: Range<usize>,
+    /// What is offset 0.
+    base: usize,
 }
 
 impl RowStarts<'_> {
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.starts.iter().map(|start| (start - self.base) as usize)
+        let Range { start, end } = self.within;
+        let words = start / 64..end.div_ceil(64).max(start / 64);
+        words
+            .flat_map(move |word| {
+                let mut bits = self.bits.get(word).copied().unwrap_or(0);
+                std::iter::from_fn(move || {
+                    let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+                    bits &= bits - 1;
+                    Some(word * 64 + bit)
+                })
+            })
+            .filter(move |at| (start..end).contains(at))
+            .map(|at| at - self.base)
     }
 }
 
@@ -62,9 +79,9 @@ impl RowStarts<'_> {
 struct Tokens {
     base: u64,
     kept: Vec<u32>,
+    /// One bit for each of `kept`, and one more: whether a row begins there.
     row_starts: Vec<u64>,
-    /// Row starts before this one are of tokens no longer kept.
-    dead_starts: usize,
+    /// Of `kept`, those at the front that are no longer needed.
     dead: usize,
 }
 
@@ -81,18 +98,31 @@ struct Reading {
     discard: u64,
     /// Tokens of the current row so far; 0 before the first.
     row_len: u64,
+    /// With `Pad`: sequences that began so far, and that the manifest says there are.
+    begun: u64,
+    units: u64,
+    row_group: u32,
 }
 
 /// Tokens decoded between two looks at how far to go.
 const PORTION: usize = 1 << 14;
 
 impl Window {
+    /// Bytes of a window with room for this many sequences and tokens.
+    pub fn bytes(sequences: u64, tokens: u64) -> u64 {
+        let tokens = tokens + PORTION as u64;
+        4 * tokens + tokens / 8 + size_of::<Piece>() as u64 * sequences
+    }
+
     /// A window that begins with `sequence`, with room for this many tokens.
     pub fn open(source: &Arc<LineSource>, sequence: u64, tokens_max: usize, page_limit: PageLimit) -> Self {
         Self {
             source: Arc::clone(source),
             tokens: Tokens { kept: Vec::with_capacity(tokens_max + PORTION), ..Tokens::default() },
-            pieces: VecDeque::new(),
+            pieces: VecDeque::with_capacity(match source.settings.packing {
+                Packing::Concat => 0,
+                Packing::Pad => tokens_max / source.settings.seq_len as usize + 2,
+            }),
             first_sequence: sequence,
             reading: None,
             next_unit: source.order.units(sequence).start,
@@ -154,7 +184,7 @@ impl Window {
         let row_continues = self.tokens.end() > end && !self.tokens.starts_row(end);
         Ok(Sequence {
             tokens: self.tokens.slice(start..end),
-            row_starts: self.tokens.row_starts_within(start + 1..end, start),
+            row_starts: self.tokens.row_starts_within(start..end),
             starts_row: self.tokens.starts_row(start),
             next: row_continues.then(|| self.tokens.slice(end..end + 1)[0]),
         })
@@ -175,7 +205,7 @@ impl Window {
         };
         Ok(Sequence {
             tokens: self.tokens.slice(start..end),
-            row_starts: RowStarts { starts: &[], base: 0 },
+            row_starts: RowStarts { bits: &[], within: 0..0, base: 0 },
             starts_row: !self.pieces[index].continues,
             next,
         })
@@ -199,7 +229,7 @@ impl Window {
                 self.tokens.room_for(1).push(eos_id);
             }
         }
-        let Some(segment) = segment else { return Ok(()) };
+        let Some(segment) = segment else { return self.check_pieces(&reading) };
         if segment.starts_row {
             reading.row_len = 0;
         }
@@ -229,6 +259,7 @@ impl Window {
     fn take_piece(&mut self, reading: &mut Reading, tokens: usize) -> Result<()> {
         let starts_piece = reading.row_len.is_multiple_of(u64::from(self.source.settings.seq_len));
         if starts_piece {
+            reading.begun += 1;
             reading.discard = reading.discard.saturating_sub(1);
         }
         if reading.discard > 0 {
@@ -238,6 +269,23 @@ impl Window {
             self.pieces.push_back(Piece { start: self.tokens.end(), continues: reading.row_len > 0 });
         }
         reading.cursor.read(tokens, self.tokens.room_for(tokens))
+    }
+
+    /// A row group of other sequences than the manifest says would shift all that follow.
+    fn check_pieces(&self, reading: &Reading) -> Result<()> {
+        if self.source.settings.packing == Packing::Concat || reading.begun == reading.units {
+            return Ok(());
+        }
+        let manifest = self.source.data.manifest();
+        let facts = manifest.row_groups()[reading.row_group as usize];
+        Err(Error::Damaged {
+            path: self.source.data.path(facts.file).to_owned(),
+            row_group: facts.number,
+            reason: format!(
+                "its rows make {} sequences where {} were counted before, so remove the cached manifest and scan again",
+                reading.begun, reading.units
+            ),
+        })
     }
 
     fn open_row_group(&mut self) -> Result<()> {
@@ -256,7 +304,8 @@ impl Window {
             Packing::Pad if into > 0 => into + 1,
             _ => 0,
         };
-        self.reading = Some(Reading { cursor, discard, row_len: 0 });
+        let units = units.end - units.start;
+        self.reading = Some(Reading { cursor, discard, row_len: 0, begun: 0, units, row_group });
         Ok(())
     }
 }
@@ -280,37 +329,38 @@ impl Tokens {
 
     fn forget(&mut self, count: u64) {
         self.dead += count as usize;
-        let start = self.start();
-        self.dead_starts += self.row_starts[self.dead_starts..].partition_point(|&at| at < start);
     }
 
-    /// The vector to append `count` tokens to. Rather than grow, it moves what is kept to the front, unless that
-    /// would free too little for the work.
+    /// The vector to append `count` tokens to. Rather than grow, it moves what is kept to the front.
     fn room_for(&mut self, count: usize) -> &mut Vec<u32> {
-        if self.kept.len() + count > self.kept.capacity() && self.dead * 4 >= self.kept.len() {
-            self.base += self.dead as u64;
-            self.kept.drain(..std::mem::take(&mut self.dead));
-            self.row_starts.drain(..std::mem::take(&mut self.dead_starts));
+        // Whole words of bits, so that they need no shifting.
+        let dead_words = self.dead / 64;
+        if dead_words > 0 && self.kept.len() + count > self.kept.capacity() {
+            self.base += dead_words as u64 * 64;
+            self.dead %= 64;
+            self.kept.drain(..dead_words * 64);
+            self.row_starts.drain(..dead_words.min(self.row_starts.len()));
         }
         &mut self.kept
     }
 
     /// The next token is the first of its row; at a row group's border even before it is known.
     fn start_row(&mut self) {
-        let end = self.end();
-        if self.row_starts.last() != Some(&end) {
-            self.row_starts.push(end);
+        let at = self.kept.len();
+        if self.row_starts.len() <= at / 64 {
+            self.row_starts.resize(at / 64 + 1, 0);
         }
+        self.row_starts[at / 64] |= 1 << (at % 64);
     }
 
     fn starts_row(&self, at: u64) -> bool {
-        self.row_starts.binary_search(&at).is_ok()
+        let at = (at - self.base) as usize;
+        self.row_starts.get(at / 64).is_some_and(|bits| bits >> (at % 64) & 1 == 1)
     }
 
-    fn row_starts_within(&self, range: Range<u64>, base: u64) -> RowStarts<'_> {
-        let live = &self.row_starts[self.dead_starts..];
-        let from = live.partition_point(|&at| at < range.start);
-        let to = from + live[from..].partition_point(|&at| at < range.end);
-        RowStarts { starts: &live[from..to], base }
+    /// Rows that begin after the first token of a range, counted from it.
+    fn row_starts_within(&self, range: Range<u64>) -> RowStarts<'_> {
+        let base = (range.start - self.base) as usize;
+        RowStarts { bits: &self.row_starts, within: base + 1..(range.end - self.base) as usize, base }
     }
 }

@@ -695,3 +695,23 @@ fn the_example_of_the_api_page_runs_as_written() -> Result<(), Box<dyn std::erro
     assert_eq!((batch.get_input(1), batch.get_target(1)), (Some(&[7, 8][..]), Some(&[9, 8][..])));
     Ok(())
 }
+
+#[test]
+fn null_and_empty_rows_are_counted_however_they_are_read() {
+    let rows: Vec<Row> =
+        (0..50_u32).map(|row| [None, Some(vec![]), Some(vec![row; 3])][row as usize % 3].clone()).collect();
+    for statistics in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        for file in 0..2 {
+            let options = WriteOptions { rows_per_group: 7, statistics, ..WriteOptions::default() };
+            write_rows(&dir.path().join(format!("{file}.parquet")), &rows, &options).unwrap();
+        }
+        let new = || StreamingParquetLoader::new(dir.path(), ShardConfig::single(), 4, 16).unwrap();
+        let mut by_file = new();
+        by_file.next_batches().unwrap().unwrap();
+        assert_eq!(by_file.rows_skipped(), 34);
+        let mut one_by_one = new();
+        assert_eq!(one_by_one.batches().map(Result::unwrap).map(|batch| batch.batch_size).sum::<usize>(), 32);
+        assert_eq!(one_by_one.rows_skipped(), 68);
+    }
+}

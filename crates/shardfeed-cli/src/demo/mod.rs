@@ -5,7 +5,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::args::Failure;
-use crate::output::{scan_bar, table};
+use crate::output::{say, scan_bar, table};
 
 mod job; // ranks as processes of their own -> steps, states
 mod promises; // what is checked
@@ -46,21 +46,21 @@ pub fn run(args: &DemoArgs) -> Result<ExitCode, Failure> {
                 json!({ "promise": check.promise, "holds": check.seen.is_ok(), "seen": seen })
             })
             .collect();
-        println!("{}", json!({ "checks": rows, "failed": failed }));
+        say(&format!("{}\n", json!({ "checks": rows, "failed": failed })))?;
     } else {
         let mut rows = vec![["", "promise", "seen"].map(str::to_owned).to_vec()];
         rows.extend(checks.iter().map(|check| match &check.seen {
             Ok(seen) => vec!["✓".to_owned(), check.promise.to_owned(), seen.clone()],
             Err(wrong) => vec!["✗".to_owned(), check.promise.to_owned(), wrong.clone()],
         }));
-        print!("{}", table(&rows));
-        match failed {
-            0 => println!("\nAll {} promises hold.", checks.len()),
-            _ => println!("\n{failed} of {} promises do not hold: please report this table.", checks.len()),
-        }
+        say(&table(&rows))?;
+        say(&match failed {
+            0 => format!("\nAll {} promises hold.\n", checks.len()),
+            _ => format!("\n{failed} of {} promises do not hold: please report this table.\n", checks.len()),
+        })?;
     }
     if let (false, Some(dir)) = (args.json, &args.keep) {
-        println!("The data set is in {}.", dir.join("data").display());
+        say(&format!("The data set is in {}.\n", dir.join("data").display()))?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -7,8 +7,9 @@ use parquet::errors::ParquetError;
 use shardfeed_plan::{RowGroup, TokenColumn};
 
 use super::levels::Levels;
-use super::pages::{PageLimit, Pages};
+use super::pages::Pages;
 use super::values::{ValueError, Values, physical_type};
+use crate::page_limit::PageLimit;
 use crate::{DataSet, Error, Result, foreign};
 
 /// Goes through one row group's tokens, row by row.
@@ -158,7 +159,7 @@ impl RowGroupCursor {
         Ok(skipped)
     }
 
-    /// The next tokens of one row, at most `max` (over 0) of them. Null and empty rows are passed over.
+    /// The next tokens of one row, at most `max` of them, at least one. Null and empty rows are passed over.
     /// `None` at the end of the row group, once its counts have been found right and its file unchanged.
     pub fn segment(&mut self, max: usize) -> Result<Option<Segment>> {
         loop {
@@ -172,39 +173,42 @@ impl RowGroupCursor {
             }
             let limit = self.page.slots_left;
             let (Some((repetition, repeats)), Some((definition, defines))) =
-                (self.page.repetition.peek(limit), self.page.definition.peek(limit))
+                (self.page.repetition.peek_run(limit), self.page.definition.peek_run(limit))
             else {
                 return Err(self.damaged("the levels of a page end before its values".to_owned()));
             };
-            let count = repeats.min(defines);
+            if repetition > 1 {
+                return Err(
+                    self.damaged(format!("a repetition level is {repetition}, where 1 is the highest"))
+                );
+            }
             let present = definition == self.column.present_level;
-            if repetition == 0 && !present {
+            let starts_row = repetition == 0;
+            if starts_row && !present {
                 self.check_gap(definition)?;
+                let count = repeats.min(defines);
                 self.page.advance(count);
                 self.found.rows += count as u64;
                 self.in_row = false;
+                self.check_not_more()?;
                 continue;
             }
             if !present {
                 return Err(self.bad_level(definition));
             }
-            let starts_row = repetition == 0;
+            let mut tokens = 0;
             if starts_row {
                 self.found.rows += 1;
                 self.found.documents += 1;
                 self.in_row = true;
+                self.page.advance(1);
+                tokens = 1;
             } else if !self.in_row {
                 return Err(self.damaged("a row continues that never began".to_owned()));
             }
-            let mut tokens = if starts_row { 1 } else { count.min(max) };
-            self.page.advance(tokens);
-            if starts_row {
-                tokens += self.page.take_continuation(self.column.present_level, max - 1);
-            }
+            tokens += self.page.take_continuation(self.column.present_level, max.max(1) - tokens);
             self.found.tokens += tokens as u64;
-            if self.counted && self.found.tokens > self.facts.tokens {
-                return Err(self.miscounted());
-            }
+            self.check_not_more()?;
             return Ok(Some(Segment { starts_row, tokens }));
         }
     }
@@ -229,6 +233,11 @@ impl RowGroupCursor {
     /// The row within the row group that was last seen; meaningful only while no page was passed over.
     pub(crate) fn row(&self) -> u64 {
         self.found.rows.saturating_sub(1)
+    }
+
+    /// Rows seen so far that were null or empty.
+    pub(crate) fn rows_without_tokens(&self) -> u64 {
+        self.found.rows - self.found.documents
     }
 
     /// Tokens and documents seen so far.
@@ -267,6 +276,15 @@ impl RowGroupCursor {
     fn push(&mut self, page: Page) -> Result<()> {
         let number = self.found.data_pages.saturating_sub(1);
         self.values.push(page).map_err(|reason| self.damaged(format!("page {number}: {reason}")))
+    }
+
+    /// What passes the footer's counts is damage, noticed at once. Before it is counted, a row group's tokens are
+    /// taken to be all its slots.
+    fn check_not_more(&self) -> Result<()> {
+        if self.found.tokens > self.facts.tokens || self.found.rows > self.facts.rows {
+            return Err(self.miscounted());
+        }
+        Ok(())
     }
 
     fn check_counts(&self) -> Result<()> {
@@ -380,6 +398,27 @@ impl RowGroupCursor {
     }
 }
 
+impl DataSet {
+    /// Opens a row group at its beginning.
+    ///
+    /// # Panics
+    /// If the manifest has no such row group.
+    pub fn open_row_group(self: &Arc<Self>, row_group: u32) -> Result<RowGroupCursor> {
+        self.open_row_group_within(row_group, PageLimit::default())
+    }
+
+    /// Opens a row group whose pages must not be larger than `limit`.
+    pub(crate) fn open_row_group_within(
+        self: &Arc<Self>,
+        row_group: u32,
+        limit: PageLimit,
+    ) -> Result<RowGroupCursor> {
+        let facts = self.manifest().row_groups()[row_group as usize];
+        self.note_opening(facts.file)?;
+        RowGroupCursor::open(self, facts, limit)
+    }
+}
+
 impl PageLevels {
     fn advance(&mut self, count: usize) {
         self.repetition.advance(count);
@@ -387,15 +426,15 @@ impl PageLevels {
         self.slots_left -= count;
     }
 
-    /// Takes the tokens that go on in the row just begun, as far as they are of one run.
+    /// Takes the tokens that go on in the current row, as far as they are of one run.
     fn take_continuation(&mut self, present_level: u8, max: usize) -> usize {
         let limit = max.min(self.slots_left);
-        if limit == 0 {
+        if limit == 0 || self.repetition.peek(1).is_none_or(|(level, _)| level != 1) {
             return 0;
         }
-        match (self.repetition.peek(limit), self.definition.peek(limit)) {
-            (Some((1, repeats)), Some((level, defines))) if level == present_level => {
-                let count = repeats.min(defines);
+        let repeats = self.repetition.peek(limit).map_or(0, |(_, repeats)| repeats);
+        match self.definition.peek(repeats) {
+            Some((level, count)) if level == present_level => {
                 self.advance(count);
                 count
             }

@@ -45,6 +45,17 @@ impl Levels {
         }
     }
 
+    /// The next value and how often it follows at least, as far as can be told without looking at each: whoever
+    /// takes less than a packed run would look at it again and again.
+    pub fn peek_run(&mut self, max: usize) -> Option<(u8, usize)> {
+        match self.peek(1)? {
+            (value, _) if matches!(self.run, Run::Repeated { .. }) => {
+                self.peek(max).map(|(_, count)| (value, count))
+            }
+            one => Some(one),
+        }
+    }
+
     /// Passes over `count` values that `peek` has shown.
     pub fn advance(&mut self, count: usize) {
         match &mut self.run {

@@ -11,4 +11,3 @@ mod pages; // a column chunk        -> its pages, none larger than allowed
 mod cursor; // pages                -> segments of rows, and their tokens
 
 pub use cursor::{RowGroupCursor, Segment};
-pub(crate) use pages::{PAGE_BYTES_USUAL, PageLimit};

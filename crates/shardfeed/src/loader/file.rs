@@ -5,7 +5,8 @@ use std::thread::JoinHandle;
 
 use shardfeed_plan::{FileOrder, Rank, RankError};
 
-use crate::decode::{PAGE_BYTES_USUAL, PageLimit, RowGroupCursor};
+use crate::decode::RowGroupCursor;
+use crate::page_limit::{PAGE_BYTES_USUAL, PageLimit};
 use crate::scan::scan_file;
 use crate::{DataSet, Error, LMBatch, Result, Source};
 
@@ -63,6 +64,7 @@ pub struct StreamingParquetLoader {
     file_idx: usize,
     /// Batches of the current file that were handed out by an iterator that was dropped within it.
     batches_taken: usize,
+    rows_skipped: u64,
     cut: Cut,
     memory_budget: u64,
 }
@@ -102,6 +104,7 @@ impl StreamingParquetLoader {
             epoch: 0,
             file_idx: 0,
             batches_taken: 0,
+            rows_skipped: 0,
             cut: Cut { batch_size, seq_len, pad_id: 0, eos_id: 2 },
             memory_budget: MEMORY_BUDGET_DEFAULT,
         };
@@ -125,8 +128,9 @@ impl StreamingParquetLoader {
     /// for files larger than memory there is [`batches`](Self::batches).
     pub fn next_batches(&mut self) -> Result<Option<Vec<LMBatch>>> {
         let Some(path) = self.my_files.get(self.file_idx) else { return Ok(None) };
-        let batches = FileBatches::open(path, self.cut, self.batches_taken, PageLimit::default())?
-            .collect::<Result<_>>()?;
+        let mut file = FileBatches::open(path, self.cut, self.batches_taken, PageLimit::default())?;
+        let batches = file.by_ref().collect::<Result<_>>()?;
+        self.rows_skipped += file.sequences.rows_skipped;
         self.file_idx += 1;
         self.batches_taken = 0;
         Ok(Some(batches))
@@ -174,6 +178,11 @@ impl StreamingParquetLoader {
         self.file_idx
     }
 
+    /// Null and empty rows passed over so far, in files whose batches were all handed out.
+    pub fn rows_skipped(&self) -> u64 {
+        self.rows_skipped
+    }
+
     /// The epoch.
     pub fn current_epoch(&self) -> u64 {
         self.epoch
@@ -215,8 +224,12 @@ pub struct LMBatches<'a> {
 }
 
 enum Message {
-    Batch { batch: LMBatch, is_last_of_file: bool },
-    EmptyFile,
+    Batch(LMBatch),
+    /// The last batch of a file, if it has any, and the rows that had no tokens.
+    FileEnd {
+        batch: Option<LMBatch>,
+        rows_skipped: u64,
+    },
     Failed(Error),
 }
 
@@ -261,7 +274,8 @@ impl<'a> LMBatches<'a> {
                 given,
                 needed,
                 because: format!(
-                    "batches of {batch_size} sequences of {seq_len} tokens take up to {batch_bytes} each"
+                    "batches of {batch_size} sequences of {seq_len} tokens take up to {batch_bytes} each; allow more, or make \
+                     them smaller"
                 ),
             });
         }
@@ -286,14 +300,17 @@ impl Iterator for LMBatches<'_> {
                 return Some(Err(Error::NotParquet { path: file.clone(), reason }));
             };
             match message {
-                Message::Batch { batch, is_last_of_file } => {
+                Message::Batch(batch) => {
                     self.loader.batches_taken += 1;
-                    if is_last_of_file {
-                        self.loader.resume_from(self.loader.file_idx + 1);
-                    }
                     return Some(Ok(batch));
                 }
-                Message::EmptyFile => self.loader.resume_from(self.loader.file_idx + 1),
+                Message::FileEnd { batch, rows_skipped } => {
+                    self.loader.rows_skipped += rows_skipped;
+                    self.loader.resume_from(self.loader.file_idx + 1);
+                    if let Some(batch) = batch {
+                        return Some(Ok(batch));
+                    }
+                }
                 Message::Failed(error) => {
                     self.incoming = None;
                     return Some(Err(error));
@@ -336,20 +353,17 @@ fn send_files(
     }
 }
 
-fn send_file(batches: FileBatches, outgoing: &SyncSender<Message>) -> Result<bool> {
+fn send_file(mut file: FileBatches, outgoing: &SyncSender<Message>) -> Result<bool> {
     let mut held_back: Option<LMBatch> = None;
-    for batch in batches {
+    for batch in file.by_ref() {
         if let Some(batch) = held_back.replace(batch?)
-            && outgoing.send(Message::Batch { batch, is_last_of_file: false }).is_err()
+            && outgoing.send(Message::Batch(batch)).is_err()
         {
             return Ok(false);
         }
     }
-    let last = match held_back {
-        Some(batch) => Message::Batch { batch, is_last_of_file: true },
-        None => Message::EmptyFile,
-    };
-    Ok(outgoing.send(last).is_ok())
+    let end = Message::FileEnd { batch: held_back, rows_skipped: file.sequences.rows_skipped };
+    Ok(outgoing.send(end).is_ok())
 }
 
 /// The batches of one file.
@@ -360,8 +374,11 @@ struct FileBatches {
 
 impl FileBatches {
     fn open(path: &Path, cut: Cut, already_taken: usize, page_limit: PageLimit) -> Result<Self> {
+        let (data, uncounted) = scan_file(path)?;
         let sequences = FileSequences {
-            data: scan_file(path)?,
+            data,
+            uncounted,
+            rows_skipped: 0,
             page_limit,
             next_row_group: 0,
             cursor: None,
@@ -394,6 +411,9 @@ impl Iterator for FileBatches {
 /// The rows of one file, those longer than `seq_len` as several sequences.
 struct FileSequences {
     data: Arc<DataSet>,
+    /// Row groups whose tokens no statistics tell; they are counted as they are read.
+    uncounted: Vec<usize>,
+    rows_skipped: u64,
     page_limit: PageLimit,
     next_row_group: u32,
     cursor: Option<RowGroupCursor>,
@@ -411,11 +431,14 @@ impl FileSequences {
                 if self.next_row_group as usize == self.data.manifest().row_groups().len() {
                     return Ok(None);
                 }
-                self.cursor = Some(self.data.open_row_group_within(self.next_row_group, self.page_limit)?);
+                let cursor = self.data.open_row_group_within(self.next_row_group, self.page_limit)?;
+                let is_counted = !self.uncounted.contains(&(self.next_row_group as usize));
+                self.cursor = Some(if is_counted { cursor } else { cursor.uncounted() });
                 self.next_row_group += 1;
                 continue;
             };
             let Some(segment) = cursor.segment(self.seq_len - self.tokens.len())? else {
+                self.rows_skipped += cursor.rows_without_tokens();
                 self.cursor = None;
                 if self.tokens.is_empty() {
                     continue;

@@ -9,6 +9,7 @@ use shardfeed_plan::{
 use crate::batch::{Batch, BatchShape, Dtype, LabelStyle};
 use crate::engine::{Engine, EngineSettings, plan_memory};
 use crate::explain::{StepOrigin, explain_step};
+use crate::page_limit::PAGE_BYTES_USUAL;
 use crate::parallel::default_threads;
 use crate::scan::scan;
 use crate::window::LineSource;
@@ -26,7 +27,7 @@ pub struct TokenLoader {
     tail: Tail,
     batch: BatchOptions,
     threads: usize,
-    memory_budget: Option<u64>,
+    memory_budget: u64,
     scan_report: ScanReport,
     state: StreamState,
     source: Arc<LineSource>,
@@ -44,10 +45,10 @@ pub struct TokenLoaderBuilder {
     tail: Tail,
     batch: BatchOptions,
     threads: Option<usize>,
-    memory_budget: Option<u64>,
+    memory_budget: u64,
     scan: ScanOptions,
     state: Option<StreamState>,
-    epoch: u64,
+    epoch: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,10 +59,16 @@ struct BatchOptions {
     cu_seqlens: bool,
 }
 
+/// More are a mistake.
+const THREADS_MAX: usize = 1024;
 /// Threads beyond this seldom help one rank, and take the trainer's cores.
 const THREADS_DEFAULT_MAX: usize = 8;
 
 impl TokenLoader {
+    /// Bytes that a loader stays within unless told otherwise. Far more than most settings need: what they do need
+    /// is all that is taken.
+    pub const MEMORY_BUDGET_DEFAULT: u64 = 8 << 30;
+
     /// Streams `source` in sequences of `seq_len` tokens, `global_batch` of them a step over all ranks.
     pub fn builder(source: impl Into<Source>, seq_len: u32, global_batch: u32) -> TokenLoaderBuilder {
         TokenLoaderBuilder {
@@ -72,10 +79,10 @@ impl TokenLoader {
             tail: Tail::default(),
             batch: BatchOptions::default(),
             threads: None,
-            memory_budget: None,
+            memory_budget: TokenLoader::MEMORY_BUDGET_DEFAULT,
             scan: ScanOptions::default(),
             state: None,
-            epoch: 0,
+            epoch: None,
         }
     }
 
@@ -265,16 +272,15 @@ fn line_source(data: &Arc<DataSet>, settings: &StreamSettings, epoch: u64) -> Re
 fn check_tail(order: &EpochOrder, state: &StreamState, tail: Tail) -> Result<()> {
     let global_batch = state.steps.global_batch();
     let live = state.skips.live_within(state.position..order.sequences());
-    let forbidden = match tail {
-        // This epoch's, and that of every epoch after it.
-        Tail::Error => {
-            [live, order.sequences()].iter().any(|left| !left.is_multiple_of(u64::from(global_batch)))
-        }
+    let is_short = |sequences: u64| !sequences.is_multiple_of(u64::from(global_batch));
+    let (sequences, of) = match tail {
+        Tail::Error if is_short(live) => (live, "are left in the epoch"),
+        Tail::Error if is_short(order.sequences()) => (order.sequences(), "are in every later epoch"),
         // At the end of an epoch nothing is left; from its beginning there must be something.
-        Tail::Drop => state.position == 0 && live < u64::from(global_batch),
-        Tail::Pad | Tail::Wrap => false,
+        Tail::Drop if state.position == 0 && live < u64::from(global_batch) => (live, "are in the epoch"),
+        _ => return Ok(()),
     };
-    if forbidden { Err(Error::Tail { sequences: live, global_batch }) } else { Ok(()) }
+    Err(Error::Tail { sequences, of, global_batch })
 }
 
 impl TokenLoaderBuilder {
@@ -357,9 +363,9 @@ impl TokenLoaderBuilder {
         self
     }
 
-    /// Bytes to stay within. Refused if the settings need more.
+    /// Bytes to stay within, [`TokenLoader::MEMORY_BUDGET_DEFAULT`] if not given. Refused if the settings need more.
     pub fn memory_budget(mut self, bytes: u64) -> Self {
-        self.memory_budget = Some(bytes);
+        self.memory_budget = bytes;
         self
     }
 
@@ -375,9 +381,9 @@ impl TokenLoaderBuilder {
         self
     }
 
-    /// Begins with this epoch; 0 by default.
+    /// Begins with this epoch; 0 by default, or the state's.
     pub fn epoch(mut self, epoch: u64) -> Self {
-        self.epoch = epoch;
+        self.epoch = Some(epoch);
         self
     }
 
@@ -405,22 +411,32 @@ impl TokenLoaderBuilder {
         {
             return Err(Error::Invalid("cu_seqlens has 32 bits; this batch has more tokens".to_owned()));
         }
+        if let Some(threads) = self.threads.filter(|threads| !(1..=THREADS_MAX).contains(threads)) {
+            return Err(Error::Invalid(format!("threads is {threads}; it goes from 1 to {THREADS_MAX}")));
+        }
         let mut settings = self.request.resolve(self.global_batch)?;
         if let Some(state) = &self.state {
             state.check()?;
             self.request.check_against(&state.settings)?;
+            if let Some(epoch) = self.epoch.filter(|&epoch| epoch != state.epoch) {
+                let (saved, given) = (state.epoch.to_string(), epoch.to_string());
+                return Err(StateError::OtherSetting { setting: "epoch", saved, given }.into());
+            }
             settings = state.settings.clone();
         }
+        let epoch = self.epoch.unwrap_or(0);
         self.scan.threads = self.scan.threads.or(self.threads);
+        // Counting comes before anything else takes memory; a budget that is too small for the rest is refused after.
+        self.scan.memory_budget = Some(self.memory_budget.max(PAGE_BYTES_USUAL * default_threads() as u64));
         self.scan.pieces_of = (settings.packing == Packing::Pad).then_some(settings.seq_len);
         let (data, scan_report) = scan(&self.source, &self.scan)?;
-        let source = line_source(&data, &settings, self.epoch)?;
+        let source = line_source(&data, &settings, epoch)?;
         if source.order.sequences() == 0 {
             let (files, rows) = (data.manifest().files().len(), data.manifest().rows());
             return Err(Error::NoTokens { what: self.source.to_string(), files, rows });
         }
         let fingerprint = data.manifest().fingerprint();
-        let state = StreamState::start(fingerprint, settings, self.epoch, self.global_batch);
+        let state = StreamState::start(fingerprint, settings, epoch, self.global_batch);
         let mut loader = TokenLoader {
             data,
             request: self.request,

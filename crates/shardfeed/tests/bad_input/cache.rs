@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 
 use shardfeed::sample::write_rows;
 use shardfeed::{CachePolicy, Packing, ScanReport};
+use shardfeed_plan::{PieceCounts, decode_manifest, encode_manifest};
 
 use crate::child::{Child, can_mount, prepared};
 use crate::world::{
@@ -290,4 +291,56 @@ fn a_full_disk_is_no_obstacle_and_nothing_half_written_is_left_on_it() {
         let before = "mkdir \"$DIR/full\"; mount -t tmpfs -o size=64k none \"$DIR/full\"";
         Child { test, before, own_mounts: true }.run(prepare().path());
     }
+}
+
+#[test]
+fn sequences_that_the_manifest_counts_wrong_are_found_when_their_row_group_is_read() {
+    let world = World::with_files(2);
+    let padded = || world.builder().cache(CachePolicy::Auto).packing(Packing::Pad);
+    let right = rest(&mut padded().build().unwrap()).unwrap();
+    assert_eq!(right, world.tokens());
+    let place = manifest_of(world.dir());
+    let mut manifest = decode_manifest(&std::fs::read(&place).unwrap()).unwrap();
+    let seq_len = manifest.files()[1].pieces[0].seq_len;
+    let mut counts = manifest.files()[1].pieces[0].counts.clone();
+    // Within what the tokens could make, so that only reading tells.
+    for change in [1, -1_i64] {
+        counts[0] = counts[0].checked_add_signed(change).unwrap();
+        manifest.set_pieces(1, PieceCounts { seq_len, counts: counts.clone() });
+        std::fs::write(&place, encode_manifest(&manifest)).unwrap();
+        match padded().build().and_then(|mut loader| rest(&mut loader)) {
+            Ok(tokens) => assert_eq!(tokens, right, "counted right again"),
+            Err(error) => assert_says(&error.to_string(), &["part-001.parquet", "row group 0", "scan again"]),
+        }
+    }
+    // What no rows can make is not taken for a manifest at all.
+    for impossible in [0, u64::MAX, 100_000_000_000] {
+        counts[0] = impossible;
+        manifest.set_pieces(1, PieceCounts { seq_len, counts: counts.clone() });
+        std::fs::write(&place, encode_manifest(&manifest)).unwrap();
+        assert_eq!(rest(&mut padded().build().unwrap()).unwrap(), right);
+    }
+}
+
+#[test]
+fn an_old_manifest_beside_data_that_cannot_be_written_to_gives_way_to_a_newer_one() {
+    let tokens = tokens_in(&small_files(2));
+    if let Some(dir) = prepared() {
+        let start = || stream(&dir.join("data"), CachePolicy::Auto, &tokens);
+        let (first, second) = (start(), start());
+        assert_eq!((first.files_read, first.files_cached), (1, 1), "{first:?}");
+        assert_eq!((second.files_read, second.files_cached), (0, 2), "{second:?}");
+        return;
+    }
+    if !can_mount() {
+        return;
+    }
+    let dir = prepare();
+    let data = dir.path().join("data");
+    stream(&data, CachePolicy::Auto, &tokens);
+    let changed = data.join("part-001.parquet");
+    set_modified(&changed, modified(&changed) + std::time::Duration::from_mins(1));
+    let test = "cache::an_old_manifest_beside_data_that_cannot_be_written_to_gives_way_to_a_newer_one";
+    let before = "mount --bind \"$DIR/data\" \"$DIR/data\"; mount -o remount,bind,ro \"$DIR/data\"";
+    Child { test, before, own_mounts: true }.run(dir.path());
 }

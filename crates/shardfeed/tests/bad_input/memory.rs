@@ -2,7 +2,7 @@ use std::path::Path;
 
 use parquet::basic::{Compression, GzipLevel};
 use shardfeed::sample::{WriteOptions, write_rows};
-use shardfeed::{CachePolicy, Error, Result, ShardConfig, StreamingParquetLoader, TokenLoader};
+use shardfeed::{CachePolicy, Error, Packing, Result, ShardConfig, StreamingParquetLoader, TokenLoader};
 
 use crate::child::{Child, prepared};
 use crate::common::Row;
@@ -103,6 +103,27 @@ fn a_page_larger_than_the_budget_is_refused_or_read_within_it() {
 }
 
 #[test]
+fn a_file_without_statistics_is_refused_for_its_pages_before_they_are_read() {
+    if let Some(dir) = prepared() {
+        let error = stream_within_budget(&dir).unwrap_err();
+        assert!(matches!(error, Error::Budget { .. }), "{error}");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let rows: Vec<Row> = vec![Some(vec![5; 1 << 16]); 256];
+    let options = WriteOptions {
+        compression: Compression::UNCOMPRESSED,
+        rows_per_group: usize::MAX,
+        page_bytes: 1 << 30,
+        statistics: false,
+        ..plain()
+    };
+    write_rows(&dir.path().join("a.parquet"), &rows, &options).unwrap();
+    let test = "memory::a_file_without_statistics_is_refused_for_its_pages_before_they_are_read";
+    Child { test, before: "export READER=files", own_mounts: false }.run(dir.path());
+}
+
+#[test]
 fn a_page_that_claims_to_be_huge_takes_no_more_memory_than_the_budget() {
     if let Some(dir) = prepared() {
         if let Err(error) = stream_within_budget(&dir) {
@@ -131,4 +152,49 @@ fn a_page_that_is_more_than_it_claims_is_refused_at_its_claim() {
     claim(dir.path(), 1);
     let test = "memory::a_page_that_is_more_than_it_claims_is_refused_at_its_claim";
     stream_in_children(test, dir.path());
+}
+
+/// Lanes, windows, sequence lengths: each with the least budget there may be, over short rows and longer ones.
+const SHUFFLED: [(&str, Packing, u32, u32, u32); 5] = [
+    ("long", Packing::Concat, 4, 8192, 256),
+    ("long", Packing::Concat, 8, 4096, 256),
+    ("short", Packing::Concat, 4, 2048, 256),
+    ("short", Packing::Pad, 4, 300_000, 1),
+    ("short", Packing::Concat, 64, 64, 256),
+];
+
+#[test]
+fn shuffled_streams_of_short_and_long_rows_stay_within_their_budget() {
+    let test = "memory::shuffled_streams_of_short_and_long_rows_stay_within_their_budget";
+    if let Some(dir) = prepared() {
+        let case: usize = std::env::var("CASE").unwrap().parse().unwrap();
+        let (rows, packing, lanes, window, seq_len) = SHUFFLED[case];
+        let build = |budget| {
+            TokenLoader::builder(dir.join(rows), seq_len, 4)
+                .packing(packing)
+                .lanes(lanes)
+                .window(window)
+                .threads(2)
+                .memory_budget(budget)
+                .build()
+        };
+        let budget = needed(build(1).map(drop).unwrap_err());
+        let before = status_bytes("VmRSS");
+        let mut loader = build(budget).unwrap();
+        loader.batches().try_for_each(|batch| batch.map(drop)).unwrap();
+        let grown = status_bytes("VmHWM").saturating_sub(before);
+        assert!(grown < budget + ALLOWANCE, "case {case}: took {} MiB of {} MiB", grown / MIB, budget / MIB);
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (name, rows, tokens) in [("short", 2_200_000, 3), ("long", 52_000, 512)] {
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+        let rows: Vec<Row> = vec![Some(vec![7; tokens]); rows];
+        let options = WriteOptions { rows_per_group: rows.len() / 8, ..plain() };
+        write_rows(&dir.path().join(name).join("a.parquet"), &rows, &options).unwrap();
+    }
+    for case in 0..SHUFFLED.len() {
+        let before = format!("export CASE={case}");
+        Child { test, before: &before, own_mounts: false }.run(dir.path());
+    }
 }

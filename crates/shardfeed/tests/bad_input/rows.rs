@@ -46,10 +46,6 @@ fn wrong_columns_types_and_ids_are_refused_by_both_loaders_with_their_place() {
             });
         }
         for said in told {
-            if name == "bad_null_item_only.parquet" && said.contains("the data set has no tokens") {
-                // By its footer the file has one row that is null or empty: there is nothing to open it for.
-                continue;
-            }
             assert_names(&said, &path);
             match bad["row"].as_u64() {
                 Some(row) => {
