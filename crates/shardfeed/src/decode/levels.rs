@@ -184,4 +184,18 @@ mod tests {
             let _ = read_all(bytes, level_max, 10_000, 100);
         }
     }
+
+    #[test]
+    fn a_long_packed_run_taken_one_by_one_is_not_looked_at_again_and_again() {
+        // Four million values in one run: looking at the rest of it for each would take hours.
+        let groups = 1_usize << 19;
+        let mut bytes = leb128((groups as u32) << 1 | 1);
+        bytes.resize(bytes.len() + groups, 0xff);
+        let mut levels = Levels::new(bytes.into(), 1);
+        for left in (1..=groups * 8).rev() {
+            assert_eq!(levels.peek_run(left), Some((1, 1)));
+            levels.advance(1);
+        }
+        assert_eq!(levels.peek_run(1), None);
+    }
 }

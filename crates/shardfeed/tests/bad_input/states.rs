@@ -3,6 +3,7 @@ use std::panic::AssertUnwindSafe;
 use shardfeed::sample::write_rows;
 use shardfeed::{Packing, StateError, StreamState, TokenLoader, TokenLoaderBuilder, read_state, write_state};
 
+use crate::child::{Child, can_mount, prepared};
 use crate::world::{World, assert_names, assert_says, message, plain, rest, rewrite, tokens_of};
 
 /// A loader that has delivered two steps of its first epoch.
@@ -274,4 +275,26 @@ fn the_last_epoch_there_is_ends_like_any_other() {
     let mut loader = world.builder().resume_from(state).build().unwrap();
     let tokens = std::panic::catch_unwind(AssertUnwindSafe(|| rest(&mut loader).unwrap()));
     assert_eq!(tokens.expect("no panic"), world.tokens());
+}
+
+#[test]
+fn a_full_disk_is_said_and_leaves_the_old_state_whole() {
+    let test = "states::a_full_disk_is_said_and_leaves_the_old_state_whole";
+    if let Some(dir) = prepared() {
+        let path = dir.join("full/state.json");
+        let before = World::with_files(1).loader().state().clone();
+        write_state(&path, &before).unwrap();
+        let mut filler = std::fs::File::create(dir.join("full/filler")).unwrap();
+        while std::io::Write::write(&mut filler, &[1; 512]).is_ok_and(|written| written > 0) {}
+        let after = StreamState { position: 4, ..before.clone() };
+        assert_says(&message(write_state(&path, &after)), &["state.json", "cannot write the state", "full"]);
+        assert_eq!(read_state(&path).unwrap(), before);
+        assert_eq!(std::fs::read_dir(dir.join("full")).unwrap().count(), 2, "nothing half-written is left");
+        return;
+    }
+    if can_mount() {
+        let dir = tempfile::tempdir().unwrap();
+        let before = "mkdir \"$DIR/full\"; mount -t tmpfs -o size=64k none \"$DIR/full\"";
+        Child { test, before, own_mounts: true }.run(dir.path());
+    }
 }
