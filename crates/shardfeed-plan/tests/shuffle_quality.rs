@@ -3,6 +3,8 @@
 //! `cargo test -p shardfeed-plan --test shuffle_quality -- --nocapture` prints the figures. Whole epochs are
 //! measured: no batch is left out.
 
+use std::collections::HashMap;
+
 use std::fmt;
 
 use shardfeed_plan::{
@@ -131,6 +133,11 @@ fn read_amplification_is_at_most_1_05_for_any_world_size_up_to_the_global_batch(
                     "{read} of {max}: batch {global_batch}, tail {tail}, {world_size} ranks"
                 );
                 assert!(read as f64 <= 1.05 * reads.blocks as f64);
+                let worst = reads.worst_rank(world_size);
+                assert!(
+                    worst <= 1.05,
+                    "a rank reads {worst:.3} times what it delivers: batch {global_batch}, tail {tail}, {world_size} ranks"
+                );
             }
         }
     }
@@ -409,8 +416,34 @@ impl Reads {
         Self { steps, blocks }
     }
 
+    /// Sequences of the blocks that a rank reads, by those that it delivers: of the rank with the most.
+    fn worst_rank(&self, world_size: u32) -> f64 {
+        let mut sizes: HashMap<u32, u64> = HashMap::new();
+        self.steps
+            .iter()
+            .flat_map(|(_, blocks)| blocks)
+            .for_each(|&block| *sizes.entry(block).or_default() += 1);
+        let mut delivered = vec![0_u64; world_size as usize];
+        let mut read = vec![0_u64; world_size as usize];
+        let mut reads = self.all_reads(world_size);
+        for &(_, rank) in &reads {
+            delivered[rank as usize] += 1;
+        }
+        reads.sort_unstable();
+        reads.dedup();
+        for &(block, rank) in &reads {
+            read[rank as usize] += sizes[&block];
+        }
+        read.iter().zip(&delivered).map(|(&read, &own)| read as f64 / own as f64).fold(0.0, f64::max)
+    }
+
     /// Blocks that a rank reads, summed over the ranks.
     fn by_ranks(&self, world_size: u32) -> usize {
+        distinct(self.all_reads(world_size))
+    }
+
+    /// The block and the rank of every sequence that is delivered.
+    fn all_reads(&self, world_size: u32) -> Vec<(u32, u32)> {
         let mut reads = Vec::new();
         for (step, blocks) in &self.steps {
             let mut blocks = blocks.iter();
@@ -419,7 +452,7 @@ impl Reads {
                 reads.extend(blocks.by_ref().take(count).map(|&block| (block, index)));
             }
         }
-        distinct(reads)
+        reads
     }
 }
 
