@@ -38,8 +38,6 @@ pub const LANES_MAX: u32 = 1 << 20;
 const WINDOW_TOKENS: u32 = 1 << 17;
 /// Fewer lanes than this make batches of too few row groups.
 const LANES_MIN: u32 = 64;
-/// Above this many, automatic lanes stop growing with the global batch: each holds a page.
-const LANES_AUTO_MAX: u32 = 1024;
 
 /// The numbers that, with a manifest and an epoch, define an order. Two streams with equal settings over equal
 /// manifests deliver the same sequences in the same order.
@@ -102,10 +100,8 @@ impl StreamSettings {
     /// A multiple of the global batch, so that no rank reads what another reads, and at least 64, so that a
     /// batch draws from many row groups.
     pub fn auto_lanes(global_batch: u32) -> u32 {
-        match global_batch.max(1) {
-            batch @ 1..=LANES_AUTO_MAX => batch * LANES_MIN.div_ceil(batch),
-            _ => LANES_AUTO_MAX,
-        }
+        let batch = global_batch.clamp(1, LANES_MAX);
+        batch * LANES_MIN.div_ceil(batch)
     }
 
     /// About 131,072 tokens, whatever the length of a sequence.
@@ -235,12 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn automatic_lanes_are_a_multiple_of_the_global_batch_up_to_1024() {
-        for batch in 1..=1024 {
+    fn automatic_lanes_are_a_multiple_of_the_global_batch_and_no_more_than_needed() {
+        for batch in (1..=1024).chain([1025, 1536, 4096, 100_000, LANES_MAX]) {
             let lanes = StreamSettings::auto_lanes(batch);
             assert!(lanes.is_multiple_of(batch) && lanes >= 64 && lanes < batch + 64.max(batch), "{batch}");
         }
-        assert_eq!(StreamSettings::auto_lanes(4096), 1024);
+        assert_eq!(StreamSettings::auto_lanes(0), 64);
+        assert_eq!(StreamSettings::auto_lanes(u32::MAX), LANES_MAX);
     }
 
     #[test]
