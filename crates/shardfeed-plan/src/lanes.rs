@@ -127,6 +127,20 @@ impl LaneWalk {
         self.start + self.first.block(self.second.block(index).sequences.start).sequences.start
     }
 
+    /// Until `index` and a while longer, no sequence from this one on is delivered.
+    pub fn ceiling(&self, index: u64) -> u64 {
+        let end = self.second.block(index).sequences.end;
+        self.start + self.first.block(end.saturating_sub(1)).sequences.end
+    }
+
+    /// The ceiling that holds soon: that of the next block, once half of the block that `index` is in is delivered.
+    /// Who decodes so far ahead holds two windows and a half at most.
+    pub fn ceiling_ahead(&self, index: u64) -> u64 {
+        let end = self.second.block(index).sequences.end;
+        let is_near = index + self.second.window / 2 >= end && end < self.second.len;
+        self.ceiling(if is_near { end } else { index })
+    }
+
     fn shuffle(&mut self, pass: &Pass, index: u64) -> u64 {
         let block = pass.block(index);
         let id = (pass.key[4], block.number);
@@ -198,6 +212,12 @@ mod tests {
                         let floor = walk.floor(place.index);
                         assert!(floor <= sequence && floor >= floors[place.lane as usize]);
                         assert!(sequence - floor < 2 * u64::from(window));
+                        assert!(sequence < walk.ceiling(place.index));
+                        // What is decoded and not delivered yet.
+                        let start = lanes.sequences_of(place.lane).start;
+                        let ahead = walk.ceiling_ahead(place.index);
+                        assert!(ahead >= walk.ceiling(place.index));
+                        assert!(ahead - start <= place.index + 2 * u64::from(window) + 1);
                         floors[place.lane as usize] = floor;
                     }
                     assert!(seen.into_iter().all(|was| was));

@@ -28,7 +28,7 @@ pub enum Tail {
 }
 
 /// The sequences of one step, before they are divided among ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepPlan {
     /// Sorted by lane, then position, so that a rank's slice touches few lanes.
     positions: Vec<u64>,
@@ -98,19 +98,31 @@ impl EpochOrder {
 
     /// The step that begins with the first live position at or after `from`; `None` when the epoch is over.
     pub fn step_at(&self, from: u64, skips: &Skips, global_batch: u32, tail: Tail) -> Option<StepPlan> {
+        let mut plan = StepPlan::default();
+        self.step_into(&mut plan, from, skips, global_batch, tail).then_some(plan)
+    }
+
+    /// [`step_at`](Self::step_at) in memory that is there already. False when the epoch is over.
+    pub fn step_into(
+        &self,
+        plan: &mut StepPlan,
+        from: u64,
+        skips: &Skips,
+        global_batch: u32,
+        tail: Tail,
+    ) -> bool {
         let sequences = self.sequences();
-        let mut positions: Vec<u64> = skips
-            .live_from(from)
-            .take(global_batch as usize)
-            .take_while(|&position| position < sequences)
-            .collect();
-        let (first, last) = (*positions.first()?, *positions.last()?);
+        let positions = &mut plan.positions;
+        positions.clear();
+        let live = skips.live_from(from).take(global_batch as usize);
+        positions.extend(live.take_while(|&position| position < sequences));
+        let (Some(&first), Some(&last)) = (positions.first(), positions.last()) else { return false };
         let missing = global_batch as usize - positions.len();
         let next = if missing == 0 { last + 1 } else { sequences };
         if missing > 0 {
             match tail {
                 Tail::Pad | Tail::Error => {}
-                Tail::Drop => return None,
+                Tail::Drop => return false,
                 Tail::Wrap => {
                     let live: Vec<u64> = skips
                         .live_from(0)
@@ -122,7 +134,8 @@ impl EpochOrder {
             }
         }
         positions.sort_unstable_by_key(|&position| (self.lanes.place(position).lane, position));
-        Some(StepPlan { positions, global_batch, first, next })
+        (plan.global_batch, plan.first, plan.next) = (global_batch, first, next);
+        true
     }
 
     /// Steps from position `from` to the epoch's end.

@@ -1,4 +1,7 @@
-use crate::window::Sequence;
+use std::ops::Range;
+
+use crate::array::{Array, ArrayPool};
+use crate::slot::Sequence;
 use crate::{Error, Result};
 
 /// One rank's part of a step: `rows` sequences of `seq_len` tokens, row after row.
@@ -14,6 +17,8 @@ pub struct Batch {
     pub real_rows: usize,
     /// Tokens of a sequence.
     pub seq_len: usize,
+    /// Tokens that are not padding.
+    pub tokens: u64,
     /// Labels that are not [`IGNORE_LABEL`]. Divide a summed loss by the sum of this over the ranks: a mean over
     /// a batch without labels is not a number.
     pub valid_labels: u64,
@@ -27,7 +32,7 @@ pub struct Batch {
     pub document_ids: IdArray,
     /// On request: where documents begin in the batch seen as one long row of `rows * seq_len` tokens, and its
     /// length at the end. Padding at the end of a sequence counts as one more document.
-    pub cu_seqlens: Option<Vec<i32>>,
+    pub cu_seqlens: Option<Array<i32>>,
 }
 
 /// The label at which no loss is taken.
@@ -37,9 +42,9 @@ pub const IGNORE_LABEL: i32 = -100;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdArray {
     /// 64 bits each.
-    I64(Vec<i64>),
+    I64(Array<i64>),
     /// 32 bits each.
-    I32(Vec<i32>),
+    I32(Array<i32>),
 }
 
 /// Integer type of a batch.
@@ -62,15 +67,47 @@ pub enum LabelStyle {
     Unshifted,
 }
 
+/// Which arrays a batch has besides its token ids. Those that nobody reads are not made: each costs as much as the
+/// ids themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // Each is a choice of its own.
+pub struct BatchArrays {
+    /// [`Batch::labels`].
+    pub labels: bool,
+    /// [`Batch::position_ids`].
+    pub position_ids: bool,
+    /// [`Batch::document_ids`].
+    pub document_ids: bool,
+    /// [`Batch::cu_seqlens`].
+    pub cu_seqlens: bool,
+}
+
+impl Default for BatchArrays {
+    fn default() -> Self {
+        Self { labels: true, position_ids: true, document_ids: true, cu_seqlens: false }
+    }
+}
+
+impl BatchArrays {
+    /// Token ids and nothing else.
+    pub const NONE: Self =
+        Self { labels: false, position_ids: false, document_ids: false, cu_seqlens: false };
+
+    fn count(self) -> u64 {
+        1 + [self.labels, self.position_ids, self.document_ids].map(u64::from).iter().sum::<u64>()
+    }
+}
+
 /// What batches of a loader have in common.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct BatchShape {
     pub rows: usize,
     pub seq_len: usize,
     pub dtype: Dtype,
     pub labels: LabelStyle,
     pub pad_id: u32,
-    pub cu_seqlens: bool,
+    pub arrays: BatchArrays,
+    pub pool: ArrayPool,
 }
 
 impl BatchShape {
@@ -80,88 +117,104 @@ impl BatchShape {
             Dtype::Int64 => 8,
             Dtype::Int32 => 4,
         };
-        4 * each * self.rows as u64 * self.seq_len as u64
+        let starts = if self.arrays.cu_seqlens { 4 } else { 0 };
+        (self.arrays.count() * each + starts) * self.rows as u64 * self.seq_len as u64
     }
 
-    /// A batch of padding, to be filled row by row.
-    pub fn empty(&self, step: u64, epoch: u64) -> Batch {
-        let all = |value: i64| match self.dtype {
-            Dtype::Int64 => IdArray::I64(vec![value; self.rows * self.seq_len]),
-            Dtype::Int32 => IdArray::I32(vec![value as i32; self.rows * self.seq_len]),
+    /// A batch whose first `real_rows` are to be filled, each once; the others are padding.
+    pub fn begin(&self, step: u64, epoch: u64, real_rows: usize) -> Batch {
+        let padded_from = real_rows * self.seq_len;
+        let array = |is_made: bool, padding: i64| {
+            let len = if is_made { self.rows * self.seq_len } else { 0 };
+            match self.dtype {
+                Dtype::Int64 => {
+                    let mut ids = self.pool.i64s.take(len);
+                    ids[padded_from.min(len)..].fill(padding);
+                    IdArray::I64(ids)
+                }
+                Dtype::Int32 => {
+                    let mut ids = self.pool.i32s.take(len);
+                    ids[padded_from.min(len)..].fill(padding as i32);
+                    IdArray::I32(ids)
+                }
+            }
         };
         Batch {
             step,
             epoch,
             rows: self.rows,
-            real_rows: 0,
+            real_rows,
             seq_len: self.seq_len,
+            tokens: 0,
             valid_labels: 0,
-            input_ids: all(i64::from(self.pad_id)),
-            labels: all(i64::from(IGNORE_LABEL)),
-            position_ids: all(0),
-            document_ids: all(-1),
-            cu_seqlens: None,
+            input_ids: array(true, i64::from(self.pad_id)),
+            labels: array(self.arrays.labels, i64::from(IGNORE_LABEL)),
+            position_ids: array(self.arrays.position_ids, 0),
+            document_ids: array(self.arrays.document_ids, -1),
+            cu_seqlens: self.arrays.cu_seqlens.then(|| self.pool.starts.take(0)),
         }
     }
 
-    /// Writes a sequence into row `row` of a batch that is still empty there.
+    /// Writes a sequence into row `row`.
     pub fn fill(&self, batch: &mut Batch, row: usize, sequence: &Sequence, position: u64) -> Result<()> {
-        let at = row * self.seq_len..row * self.seq_len + sequence.tokens.len();
-        let valid =
-            match (&mut batch.input_ids, &mut batch.labels, &mut batch.position_ids, &mut batch.document_ids)
-            {
-                (
-                    IdArray::I64(ids),
-                    IdArray::I64(labels),
-                    IdArray::I64(positions),
-                    IdArray::I64(documents),
-                ) => {
-                    let row = Row {
-                        ids: &mut ids[at.clone()],
-                        labels: &mut labels[at.clone()],
-                        positions: &mut positions[at.clone()],
-                        documents: &mut documents[at],
-                    };
-                    row.fill(sequence, self.labels, i64::from)
+        let row = row * self.seq_len..(row + 1) * self.seq_len;
+        match (&mut batch.input_ids, &mut batch.labels, &mut batch.position_ids, &mut batch.document_ids) {
+            (IdArray::I64(ids), IdArray::I64(labels), IdArray::I64(positions), IdArray::I64(documents)) => {
+                Row::of(&row, ids, labels, positions, documents).fill(
+                    sequence,
+                    self.labels,
+                    i64::from(self.pad_id),
+                    i64::from,
+                );
+            }
+            (IdArray::I32(ids), IdArray::I32(labels), IdArray::I32(positions), IdArray::I32(documents)) => {
+                // Checked before anything is narrowed.
+                let largest = sequence.tokens.iter().copied().chain(sequence.next).max().unwrap_or(0);
+                if i32::try_from(largest).is_err() {
+                    return Err(Error::Int32 { position, id: largest });
                 }
-                (
-                    IdArray::I32(ids),
-                    IdArray::I32(labels),
-                    IdArray::I32(positions),
-                    IdArray::I32(documents),
-                ) => {
-                    // Checked before anything is narrowed.
-                    let largest = sequence.tokens.iter().copied().chain(sequence.next).max().unwrap_or(0);
-                    if i32::try_from(largest).is_err() {
-                        return Err(Error::Int32 { position, id: largest });
-                    }
-                    let row = Row {
-                        ids: &mut ids[at.clone()],
-                        labels: &mut labels[at.clone()],
-                        positions: &mut positions[at.clone()],
-                        documents: &mut documents[at],
-                    };
-                    row.fill(sequence, self.labels, u32::cast_signed)
-                }
-                _ => unreachable!("all arrays of a batch have one type"),
-            };
-        batch.valid_labels += valid as u64;
-        batch.real_rows += 1;
+                Row::of(&row, ids, labels, positions, documents).fill(
+                    sequence,
+                    self.labels,
+                    self.pad_id.cast_signed(),
+                    u32::cast_signed,
+                );
+            }
+            _ => unreachable!("all arrays of a batch have one type"),
+        }
+        batch.tokens += sequence.tokens.len() as u64;
+        batch.valid_labels += valid_labels(sequence, self.labels) as u64;
+        if let Some(starts) = &mut batch.cu_seqlens {
+            // In whatever order rows come; sorted when all are there.
+            let len = sequence.tokens.len();
+            let padding = (len < self.seq_len).then_some(len);
+            let within = sequence.row_starts.iter().chain([0]).chain(padding);
+            starts.extend(within.map(|start| (row.start + start) as i32));
+        }
         Ok(())
     }
 
     /// What can only be told once all rows are there.
     pub fn finish(&self, batch: &mut Batch) {
-        if self.cu_seqlens {
-            batch.cu_seqlens = Some(match &batch.document_ids {
-                IdArray::I64(documents) => cumulative_lengths(documents, self.seq_len),
-                IdArray::I32(documents) => cumulative_lengths(documents, self.seq_len),
-            });
+        if let Some(starts) = &mut batch.cu_seqlens {
+            starts.extend((batch.real_rows..=self.rows).map(|row| (row * self.seq_len) as i32));
+            starts.sort_unstable();
         }
     }
 }
 
-/// One row of a batch, as long as the sequence that goes into it.
+/// Labels of a sequence at which a loss is taken.
+fn valid_labels(sequence: &Sequence, style: LabelStyle) -> usize {
+    let rows = sequence.row_starts.count();
+    sequence.tokens.len()
+        - rows
+        - match style {
+            LabelStyle::Shifted => usize::from(sequence.next.is_none()),
+            LabelStyle::Unshifted => usize::from(sequence.starts_row),
+        }
+}
+
+/// One row of a batch. Arrays that are not made are empty.
 struct Row<'a, T> {
     ids: &'a mut [T],
     labels: &'a mut [T],
@@ -169,60 +222,68 @@ struct Row<'a, T> {
     documents: &'a mut [T],
 }
 
-impl<T: Copy + From<i16> + std::ops::AddAssign> Row<'_, T> {
-    /// Returns how many labels are valid.
-    fn fill(self, sequence: &Sequence, style: LabelStyle, convert: impl Fn(u32) -> T) -> usize {
+impl<'a, T: Copy + From<i16> + std::ops::AddAssign> Row<'a, T> {
+    fn of(
+        row: &Range<usize>,
+        ids: &'a mut [T],
+        labels: &'a mut [T],
+        positions: &'a mut [T],
+        documents: &'a mut [T],
+    ) -> Self {
+        let part = |array: &'a mut [T]| if array.is_empty() { array } else { &mut array[row.clone()] };
+        Self { ids: part(ids), labels: part(labels), positions: part(positions), documents: part(documents) }
+    }
+
+    fn fill(self, sequence: &Sequence, style: LabelStyle, pad_id: T, convert: impl Fn(u32) -> T) {
         let tokens = sequence.tokens;
         let len = tokens.len();
         let ignore = T::from(IGNORE_LABEL as i16);
-        for (id, &token) in self.ids.iter_mut().zip(tokens) {
-            *id = convert(token);
-        }
-        let mut valid = len;
-        match style {
-            LabelStyle::Shifted => {
-                self.labels[..len - 1].copy_from_slice(&self.ids[1..]);
-                self.labels[len - 1] = sequence.next.map_or(ignore, &convert);
-                valid -= usize::from(sequence.next.is_none());
-                for start in sequence.row_starts.iter() {
-                    self.labels[start - 1] = ignore;
-                    valid -= 1;
+        widen(tokens, self.ids, &convert);
+        self.ids[len..].fill(pad_id);
+        if !self.labels.is_empty() {
+            match style {
+                LabelStyle::Shifted => {
+                    widen(&tokens[1..], self.labels, &convert);
+                    self.labels[len - 1] = sequence.next.map_or(ignore, &convert);
+                    sequence.row_starts.iter().for_each(|start| self.labels[start - 1] = ignore);
+                }
+                LabelStyle::Unshifted => {
+                    widen(tokens, self.labels, &convert);
+                    let starts = sequence.row_starts.iter().chain(sequence.starts_row.then_some(0));
+                    starts.for_each(|start| self.labels[start] = ignore);
                 }
             }
-            LabelStyle::Unshifted => {
-                self.labels.copy_from_slice(self.ids);
-                for start in sequence.row_starts.iter().chain(sequence.starts_row.then_some(0)) {
-                    self.labels[start] = ignore;
-                    valid -= 1;
+            self.labels[len..].fill(ignore);
+        }
+        if !self.positions.is_empty() {
+            let mut from = 0;
+            for to in sequence.row_starts.iter().chain([len]) {
+                let mut position = T::from(0);
+                for slot in &mut self.positions[from..to] {
+                    *slot = position;
+                    position += T::from(1);
                 }
+                from = to;
             }
+            self.positions[len..].fill(T::from(0));
         }
-        let mut document = T::from(0);
-        let mut from = 0;
-        for to in sequence.row_starts.iter().chain([len]) {
-            self.documents[from..to].fill(document);
-            let mut position = T::from(0);
-            for slot in &mut self.positions[from..to] {
-                *slot = position;
-                position += T::from(1);
+        if !self.documents.is_empty() {
+            let mut document = T::from(0);
+            let mut from = 0;
+            for to in sequence.row_starts.iter().chain([len]) {
+                self.documents[from..to].fill(document);
+                document += T::from(1);
+                from = to;
             }
-            document += T::from(1);
-            from = to;
+            self.documents[len..].fill(T::from(-1));
         }
-        valid
     }
 }
 
-fn cumulative_lengths<T: PartialEq>(documents: &[T], seq_len: usize) -> Vec<i32> {
-    let mut starts = vec![0];
-    for (row, documents) in documents.chunks(seq_len).enumerate() {
-        let mut at = row * seq_len;
-        for document in documents.chunk_by(|a, b| a == b) {
-            at += document.len();
-            starts.push(at as i32);
-        }
+fn widen<T>(tokens: &[u32], out: &mut [T], convert: impl Fn(u32) -> T) {
+    for (id, &token) in out.iter_mut().zip(tokens) {
+        *id = convert(token);
     }
-    starts
 }
 
 impl IdArray {

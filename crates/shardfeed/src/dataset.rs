@@ -12,8 +12,9 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
 use shardfeed_plan::{Manifest, RowGroup};
 
+use crate::decode::Inflate;
 use crate::footer::modified_ns;
-use crate::page_limit::PageLimit;
+use crate::page_memory::PageMemory;
 use crate::{Error, Result};
 
 /// Files open at once. Lanes outnumber the descriptors a process may have; a file that made room is opened again.
@@ -26,6 +27,9 @@ pub struct DataSet {
     paths: Vec<PathBuf>,
     open: Mutex<OpenFiles>,
     counts: Counts,
+    inflate: Inflate,
+    /// For those who read without a budget.
+    page_memory: Arc<PageMemory>,
 }
 
 /// What was read so far.
@@ -35,12 +39,18 @@ pub struct ReadCounts {
     pub row_groups: u64,
     /// Bytes read from files, page headers included.
     pub bytes: u64,
+    /// Row groups with pages that only the `parquet` crate's own reader could decode.
+    pub fallbacks: u64,
+    /// Pages that were let go of to stay within the budget, and read again.
+    pub pages_read_again: u64,
 }
 
 #[derive(Debug, Default)]
 struct Counts {
     row_groups: AtomicU64,
     bytes: AtomicU64,
+    fallbacks: AtomicU64,
+    pages_read_again: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +63,14 @@ impl DataSet {
     /// `paths` are those of the manifest's files, in its order.
     pub(crate) fn new(manifest: Manifest, paths: Vec<PathBuf>) -> Self {
         assert_eq!(manifest.files().len(), paths.len(), "one path per file");
-        Self { manifest, paths, open: Mutex::default(), counts: Counts::default() }
+        Self {
+            manifest,
+            paths,
+            open: Mutex::default(),
+            counts: Counts::default(),
+            inflate: Inflate::default(),
+            page_memory: Arc::default(),
+        }
     }
 
     /// What is in the data set.
@@ -71,6 +88,8 @@ impl DataSet {
         ReadCounts {
             row_groups: self.counts.row_groups.load(Relaxed),
             bytes: self.counts.bytes.load(Relaxed),
+            fallbacks: self.counts.fallbacks.load(Relaxed),
+            pages_read_again: self.counts.pages_read_again.load(Relaxed),
         }
     }
 
@@ -78,6 +97,22 @@ impl DataSet {
     pub(crate) fn note_opening(&self, file: u32) -> Result<()> {
         self.counts.row_groups.fetch_add(1, Relaxed);
         self.check_unchanged(file)
+    }
+
+    pub(crate) fn note_fallback(&self) {
+        self.counts.fallbacks.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn note_page_read_again(&self) {
+        self.counts.pages_read_again.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn inflate(&self) -> &Inflate {
+        &self.inflate
+    }
+
+    pub(crate) fn page_memory(&self) -> &Arc<PageMemory> {
+        &self.page_memory
     }
 
     pub(crate) fn into_parts(self) -> (Manifest, Vec<PathBuf>) {
@@ -130,7 +165,7 @@ pub(crate) struct ChunkBytes {
     data: Arc<DataSet>,
     file: u32,
     end: u64,
-    limit: PageLimit,
+    memory: Arc<PageMemory>,
     /// What the page header read last says of its page.
     last_page: Arc<LastPage>,
 }
@@ -139,18 +174,24 @@ pub(crate) struct ChunkBytes {
 #[derive(Debug, Default)]
 pub(crate) struct LastPage {
     uncompressed_bytes: AtomicU64,
+    at: AtomicU64,
 }
 
 impl LastPage {
     pub fn uncompressed_bytes(&self) -> usize {
         self.uncompressed_bytes.load(Relaxed) as usize
     }
+
+    /// Where it begins in the file.
+    pub fn at(&self) -> u64 {
+        self.at.load(Relaxed)
+    }
 }
 
 impl ChunkBytes {
-    pub fn new(data: &Arc<DataSet>, facts: &RowGroup, limit: PageLimit) -> Self {
-        let last_page = Arc::new(LastPage::default());
-        Self { data: Arc::clone(data), file: facts.file, end: facts.chunk().end, limit, last_page }
+    pub fn new(data: &Arc<DataSet>, facts: &RowGroup, memory: &Arc<PageMemory>) -> Self {
+        let (data, memory) = (Arc::clone(data), Arc::clone(memory));
+        Self { data, file: facts.file, end: facts.chunk().end, memory, last_page: Arc::default() }
     }
 
     pub fn last_page(&self) -> Arc<LastPage> {
@@ -158,11 +199,12 @@ impl ChunkBytes {
     }
 
     /// Refuses a page before anything is allocated for it.
-    fn check_page(&self, header: &[u8]) -> Result<()> {
+    fn check_page(&self, header: &[u8], at: u64) -> Result<()> {
         let (uncompressed, compressed) = page_sizes(header)
             .ok_or_else(|| Error::Invalid("a page header does not begin with the page's sizes".to_owned()))?;
         self.last_page.uncompressed_bytes.store(uncompressed, Relaxed);
-        self.limit.check(self.data.path(self.file), uncompressed + compressed)
+        self.last_page.at.store(at, Relaxed);
+        self.memory.check(self.data.path(self.file), uncompressed + compressed)
     }
 
     fn read_exact(&self, buffer: &mut [u8], start: u64) -> Result<()> {
@@ -185,7 +227,8 @@ impl ChunkReader for ChunkBytes {
     type T = HeaderBytes;
 
     fn get_read(&self, start: u64) -> Result<HeaderBytes, ParquetError> {
-        let chunk = Self { data: Arc::clone(&self.data), last_page: self.last_page(), ..*self };
+        let (data, memory) = (Arc::clone(&self.data), Arc::clone(&self.memory));
+        let chunk = Self { data, memory, last_page: self.last_page(), ..*self };
         Ok(HeaderBytes { chunk, start, next: start, bytes: [0; HeaderBytes::LEN], unread: 0..0 })
     }
 
@@ -196,9 +239,9 @@ impl ChunkReader for ChunkBytes {
                 self.end
             )));
         }
-        let mut bytes = vec![0; length];
-        self.read_exact(&mut bytes, start).map_err(|error| ParquetError::External(Box::new(error)))?;
-        Ok(bytes.into())
+        let mut bytes = self.memory.buffer(length);
+        self.read_exact(bytes.as_mut(), start).map_err(|error| ParquetError::External(Box::new(error)))?;
+        Ok(Bytes::from_owner(bytes))
     }
 }
 
@@ -222,7 +265,7 @@ impl Read for HeaderBytes {
             let len = self.chunk.end.saturating_sub(self.next).min(Self::LEN as u64) as usize;
             self.chunk.read_exact(&mut self.bytes[..len], self.next).map_err(io::Error::other)?;
             if self.next == self.start {
-                self.chunk.check_page(&self.bytes[..len]).map_err(io::Error::other)?;
+                self.chunk.check_page(&self.bytes[..len], self.start).map_err(io::Error::other)?;
             }
             self.next += len as u64;
             self.unread = 0..len;

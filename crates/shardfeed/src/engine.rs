@@ -1,14 +1,17 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use shardfeed_plan::{Rank, StepPlan, StreamState, Tail};
 
 use crate::batch::{Batch, BatchShape};
 use crate::lane::{Lane, lane_bytes};
-use crate::page_limit::{PAGE_BYTES_USUAL, PageLimit};
+use crate::page_memory::{PageMemory, WORK_BYTES_USUAL};
+use crate::stats::Counters;
 use crate::window::LineSource;
 use crate::{Error, Result, foreign};
 
@@ -30,6 +33,7 @@ pub(crate) struct EngineSettings {
     pub threads: usize,
     /// Bytes to stay within.
     pub memory_budget: u64,
+    pub counters: Arc<Counters>,
 }
 
 struct Shared {
@@ -37,7 +41,8 @@ struct Shared {
     rank: Rank,
     shape: BatchShape,
     steps_ahead: usize,
-    page_limit: PageLimit,
+    page_memory: Arc<PageMemory>,
+    counters: Arc<Counters>,
     queue: Mutex<Queue>,
     /// A lane has work, or a step may be opened.
     work: Condvar,
@@ -45,6 +50,7 @@ struct Shared {
     ready: Condvar,
 }
 
+#[allow(clippy::struct_excessive_bools)] // Each can be true without the others.
 struct Queue {
     steps: VecDeque<OpenStep>,
     /// Ordinal of the first of `steps`, counted from the engine's start.
@@ -52,12 +58,19 @@ struct Queue {
     lanes: HashMap<u32, LaneSlot>,
     /// Lanes with work that nobody is at, those of the earliest step first.
     waiting: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Lanes that could go ahead; some of them may have done so since.
+    ahead: VecDeque<u32>,
     /// Opens steps; away while a thread does so.
     planner: Option<Planner>,
+    /// Of steps that were taken, to be used again.
+    spare: Vec<Arc<Filling>>,
     epoch_planned: bool,
     stopped: bool,
     /// A thread panicked.
     broken: bool,
+    /// Threads that sleep, and whether the trainer does: nobody else is woken, which costs a system call.
+    idle_threads: usize,
+    trainer_waits: bool,
 }
 
 struct OpenStep {
@@ -67,8 +80,11 @@ struct OpenStep {
 }
 
 /// A batch that threads write into.
+#[derive(Default)]
 struct Filling {
     batch: Mutex<Option<Batch>>,
+    /// The position in the epoch of each row that is not padding.
+    positions: Vec<u64>,
     rows_left: AtomicUsize,
     error: Mutex<Option<Error>>,
 }
@@ -79,14 +95,16 @@ struct LaneSlot {
     lane: Option<Box<Lane>>,
     busy: bool,
     jobs: VecDeque<Job>,
+    /// What it delivered last, if it could go ahead from there.
+    ahead_from: Option<u64>,
 }
 
 /// Rows of one step that come from one lane.
 struct Job {
     step: u64,
     lane: u32,
-    /// Row of the batch, and position in the epoch.
-    rows: Vec<(usize, u64)>,
+    /// Rows of the batch.
+    rows: Range<usize>,
     filling: Arc<Filling>,
 }
 
@@ -94,33 +112,46 @@ struct Planner {
     state: StreamState,
     tail: Tail,
     next_ordinal: u64,
+    plan: StepPlan,
+    jobs: Vec<Job>,
 }
 
 /// Steps that are prepared ahead when memory allows.
-const STEPS_AHEAD: u64 = 4;
+const STEPS_AHEAD: u64 = 8;
 /// One being taken, one being made.
 const STEPS_AHEAD_MIN: u64 = 2;
 
 impl Engine {
     /// Starts threads that prepare the steps from `state` on.
     pub fn start(source: &Arc<LineSource>, state: &StreamState, settings: &EngineSettings) -> Result<Self> {
-        let MemoryPlan { steps_ahead, page_limit } = plan_memory(source, state, settings)?;
-        let planner = Planner { state: state.clone(), tail: settings.tail, next_ordinal: 0 };
+        let MemoryPlan { steps_ahead, page_memory } = plan_memory(source, state, settings)?;
+        let planner = Planner {
+            state: state.clone(),
+            tail: settings.tail,
+            next_ordinal: 0,
+            plan: StepPlan::default(),
+            jobs: Vec::new(),
+        };
         let shared = Arc::new(Shared {
             source: Arc::clone(source),
             rank: settings.rank,
-            shape: settings.shape,
+            shape: settings.shape.clone(),
             steps_ahead,
-            page_limit,
+            page_memory: Arc::new(page_memory),
+            counters: Arc::clone(&settings.counters),
             queue: Mutex::new(Queue {
                 steps: VecDeque::new(),
                 first: 0,
                 lanes: HashMap::new(),
                 waiting: BinaryHeap::new(),
+                ahead: VecDeque::new(),
                 planner: Some(planner),
+                spare: Vec::new(),
                 epoch_planned: false,
                 stopped: false,
                 broken: false,
+                idle_threads: 0,
+                trainer_waits: false,
             }),
             work: Condvar::new(),
             ready: Condvar::new(),
@@ -153,19 +184,32 @@ impl Engine {
                     return Err(Error::Invalid("a decoding thread panicked; please report this".to_owned()));
                 }
                 None if queue.epoch_planned => return Ok(None),
-                _ => queue = self.shared.ready.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                _ => {
+                    queue.trainer_waits = true;
+                    queue = self.shared.ready.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    queue.trainer_waits = false;
+                }
             }
         }
         let step = queue.steps.pop_front().expect("just seen");
         queue.first += 1;
+        let has_idle_threads = queue.idle_threads > 0;
         drop(queue);
-        // One place is free for a step; after the first batch, several.
-        self.shared.work.notify_all();
+        if has_idle_threads {
+            // One place is free for a step; after the first batch, several.
+            self.shared.work.notify_one();
+        }
         if let Some(error) = lock(&step.filling.error).take() {
             return Err(error);
         }
         let batch = lock(&step.filling.batch).take().expect("taken once");
+        self.shared.lock().spare.push(step.filling);
         Ok(Some((batch, step.next_position)))
+    }
+
+    /// Batches that are ready.
+    pub fn queue_depth(&self) -> usize {
+        self.shared.lock().steps.iter().take_while(|step| step.ready).count()
     }
 }
 
@@ -195,30 +239,37 @@ impl Shared {
             if let Some((mut lane, job)) = queue.next_job(|lane| self.new_lane(lane)) {
                 drop(queue);
                 let is_step_ready = self.run(&mut lane, &job);
+                let last = job.filling.positions[job.rows.end - 1];
+                let index = self.source.order.place(last).index;
+                // Whoever resumes waits for the first batch, not for what comes after it.
+                let ahead_from = (job.step > 0 && lane.can_go_ahead(index)).then_some(index);
                 queue = self.lock();
-                queue.lane_is_free(lane, job.lane);
+                queue.lane_is_free(lane, job.lane, ahead_from);
                 if is_step_ready {
                     let index = (job.step - queue.first) as usize;
                     queue.steps[index].ready = true;
-                    if index == 0 {
+                    if index == 0 && queue.trainer_waits {
                         self.ready.notify_all();
                     }
                 }
             } else if queue.may_plan(self.steps_ahead)
                 && let Some(mut planner) = queue.planner.take()
             {
+                let filling = queue.spare.pop().unwrap_or_default();
                 drop(queue);
-                let planned = self.plan(&mut planner);
+                let planned = self.plan(&mut planner, filling);
                 queue = self.lock();
                 match planned {
-                    Some((step, jobs)) => {
-                        queue.planner = Some(planner);
+                    Some(step) => {
                         let ready = step.ready;
                         queue.steps.push_back(step);
-                        for job in jobs {
+                        for job in planner.jobs.drain(..) {
                             queue.add(job);
                         }
-                        self.work.notify_all();
+                        queue.planner = Some(planner);
+                        if queue.idle_threads > 0 {
+                            self.work.notify_all();
+                        }
                         if ready {
                             self.ready.notify_all();
                         }
@@ -228,18 +279,33 @@ impl Shared {
                         self.ready.notify_all();
                     }
                 }
+            } else if let Some((mut lane, number, index)) = queue.next_ahead() {
+                drop(queue);
+                let since = Instant::now();
+                let done = foreign::call(|| lane.go_ahead(index));
+                if !matches!(done, Ok(Ok(()))) {
+                    // Whoever needs what could not be decoded will say why.
+                    lane = self.new_lane(number);
+                }
+                lane.park();
+                self.counters.add_decoding(since);
+                queue = self.lock();
+                queue.lane_is_free(lane, number, None);
             } else {
+                queue.idle_threads += 1;
                 queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue.idle_threads -= 1;
             }
         }
     }
 
     fn new_lane(&self, lane: u32) -> Box<Lane> {
-        Box::new(Lane::new(&self.source, lane, self.page_limit))
+        Box::new(Lane::new(&self.source, lane, &self.page_memory))
     }
 
     /// Writes a job's rows. True if they were the last of their step.
     fn run(&self, lane: &mut Box<Lane>, job: &Job) -> bool {
+        let since = Instant::now();
         // Should anything here ever panic, the trainer gets an error, not a hang.
         let filled =
             foreign::call(|| self.fill(lane, job)).unwrap_or_else(|panic| Err(Error::Invalid(panic)));
@@ -248,58 +314,66 @@ impl Shared {
             // Its window is somewhere in the middle of something: steps behind this one begin anew.
             *lane = self.new_lane(job.lane);
         }
+        lane.park();
         let rows = job.rows.len();
         let is_last = job.filling.rows_left.fetch_sub(rows, AcqRel) == rows;
         if is_last && let Some(batch) = lock(&job.filling.batch).as_mut() {
             self.shape.finish(batch);
         }
+        self.counters.add_decoding(since);
         is_last
     }
 
     fn fill(&self, lane: &mut Lane, job: &Job) -> Result<()> {
-        for &(row, position) in &job.rows {
+        for row in job.rows.clone() {
+            let position = job.filling.positions[row];
             let place = self.source.order.place(position);
-            let sequence = lane.sequence(place.index, job.step == 0)?;
-            let mut batch = lock(&job.filling.batch);
-            let batch = batch.as_mut().expect("not taken before it is ready");
-            self.shape.fill(batch, row, &sequence, position)?;
+            lane.deliver(place.index, job.step == 0, |sequence| {
+                let mut batch = lock(&job.filling.batch);
+                let batch = batch.as_mut().expect("not taken before it is ready");
+                self.shape.fill(batch, row, sequence, position)
+            })??;
         }
         Ok(())
     }
 
-    fn plan(&self, planner: &mut Planner) -> Option<(OpenStep, Vec<Job>)> {
-        let state = &mut planner.state;
+    /// Opens the next step, in a filling that nobody else has; its jobs are left with the planner.
+    fn plan(&self, planner: &mut Planner, mut filling: Arc<Filling>) -> Option<OpenStep> {
+        let Planner { state, plan, jobs, .. } = planner;
         let global_batch = state.steps.global_batch();
-        let plan = self.source.order.step_at(state.position, &state.skips, global_batch, planner.tail)?;
-        state.position = plan.next();
-        let batch = self.shape.empty(state.steps.number(plan.first()), state.epoch);
-        let positions = plan.positions(self.rank);
-        let filling = Arc::new(Filling {
-            batch: Mutex::new(Some(batch)),
-            rows_left: AtomicUsize::new(positions.len()),
-            error: Mutex::new(None),
-        });
-        let jobs = self.jobs(&plan, planner.next_ordinal, &filling);
-        planner.next_ordinal += 1;
-        let mut ready = false;
-        if jobs.is_empty() {
-            // A rank with nothing but padding at the tail.
-            self.shape.finish(lock(&filling.batch).as_mut().expect("not taken"));
-            ready = true;
+        if !self.source.order.step_into(plan, state.position, &state.skips, global_batch, planner.tail) {
+            return None;
         }
-        Some((OpenStep { filling, next_position: plan.next(), ready }, jobs))
-    }
-
-    fn jobs(&self, plan: &StepPlan, step: u64, filling: &Arc<Filling>) -> Vec<Job> {
-        let mut jobs: Vec<Job> = Vec::new();
-        for (row, &position) in plan.positions(self.rank).iter().enumerate() {
+        state.position = plan.next();
+        let positions = plan.positions(self.rank);
+        let batch = self.shape.begin(state.steps.number(plan.first()), state.epoch, positions.len());
+        // The thread that filled it last may not have let go of it yet.
+        if Arc::get_mut(&mut filling).is_none() {
+            filling = Arc::default();
+        }
+        let fresh = Arc::get_mut(&mut filling).expect("nobody else has it");
+        fresh.positions.clear();
+        fresh.positions.extend_from_slice(positions);
+        *fresh.rows_left.get_mut() = positions.len();
+        *fresh.batch.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(batch);
+        *fresh.error.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+        for (row, &position) in positions.iter().enumerate() {
             let lane = self.source.order.place(position).lane;
             match jobs.last_mut() {
-                Some(job) if job.lane == lane => job.rows.push((row, position)),
-                _ => jobs.push(Job { step, lane, rows: vec![(row, position)], filling: Arc::clone(filling) }),
+                Some(job) if job.lane == lane => job.rows.end += 1,
+                _ => {
+                    let (step, filling) = (planner.next_ordinal, Arc::clone(&filling));
+                    jobs.push(Job { step, lane, rows: row..row + 1, filling });
+                }
             }
         }
-        jobs
+        planner.next_ordinal += 1;
+        let ready = jobs.is_empty();
+        if ready {
+            // A rank with nothing but padding at the tail.
+            self.shape.finish(lock(&filling.batch).as_mut().expect("not taken"));
+        }
+        Some(OpenStep { filling, next_position: plan.next(), ready })
     }
 }
 
@@ -328,10 +402,29 @@ impl Queue {
         Some((slot.lane.take().unwrap_or_else(|| new_lane(lane)), job))
     }
 
-    fn lane_is_free(&mut self, lane: Box<Lane>, number: u32) {
+    /// A lane that could go ahead and that nobody is at, and from where.
+    fn next_ahead(&mut self) -> Option<(Box<Lane>, u32, u64)> {
+        while let Some(number) = self.ahead.pop_front() {
+            let slot = self.lanes.get_mut(&number).expect("it was at work");
+            if let Some(index) = slot.ahead_from.take()
+                && !slot.busy
+                && let Some(lane) = slot.lane.take()
+            {
+                slot.busy = true;
+                return Some((lane, number, index));
+            }
+        }
+        None
+    }
+
+    fn lane_is_free(&mut self, lane: Box<Lane>, number: u32, ahead_from: Option<u64>) {
         let slot = self.lanes.get_mut(&number).expect("it was busy");
         slot.lane = Some(lane);
         slot.busy = false;
+        if ahead_from.is_some() && slot.ahead_from.is_none() {
+            self.ahead.push_back(number);
+        }
+        slot.ahead_from = ahead_from;
         if let Some(job) = slot.jobs.front() {
             self.waiting.push(Reverse((job.step, number)));
         }
@@ -346,7 +439,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct MemoryPlan {
     /// Steps that may be open at once.
     steps_ahead: usize,
-    page_limit: PageLimit,
+    page_memory: PageMemory,
 }
 
 /// Divides the budget among windows, pages and batches; an error if it is too small for the settings.
@@ -355,28 +448,30 @@ pub(crate) fn plan_memory(
     state: &StreamState,
     settings: &EngineSettings,
 ) -> Result<MemoryPlan> {
-    let budget = settings.memory_budget;
+    let (budget, threads) = (settings.memory_budget, settings.threads.max(1));
     let lanes = lanes_of(source, state, settings);
     let window_bytes: u64 = lanes.iter().map(|&lane| lane_bytes(source, lane)).sum();
-    let page_bytes = lanes.len() as u64 * PAGE_BYTES_USUAL;
+    let page_bytes = threads as u64 * WORK_BYTES_USUAL;
     let batch_bytes = settings.shape.bytes().max(1);
-    let needed = window_bytes + page_bytes + STEPS_AHEAD_MIN * batch_bytes;
+    // The trainer's own comes on top.
+    let needed = window_bytes + page_bytes + (STEPS_AHEAD_MIN + 1) * batch_bytes;
     if budget < needed {
         return Err(Error::Budget {
             given: budget,
             needed,
             because: format!(
-                "{} lanes take {window_bytes} for their windows and {page_bytes} for their pages, and \
-                 {STEPS_AHEAD_MIN} batches {batch_bytes} each; allow more, use more ranks, or choose a smaller window \
-                 or fewer lanes where a run begins",
-                lanes.len()
+                "{} lanes take {window_bytes} for their windows, {threads} threads {page_bytes} for their pages, and \
+                 {} batches {batch_bytes} each; allow more, use more ranks, or choose a smaller window or fewer lanes \
+                 where a run begins",
+                lanes.len(),
+                STEPS_AHEAD_MIN + 1
             ),
         });
     }
-    let steps_ahead = ((budget - window_bytes - page_bytes) / batch_bytes).min(STEPS_AHEAD);
-    let for_pages = budget - window_bytes - steps_ahead * batch_bytes;
-    let page_limit = PageLimit::within(budget, for_pages, lanes.len() as u64);
-    Ok(MemoryPlan { steps_ahead: steps_ahead as usize, page_limit })
+    let steps_ahead = ((budget - window_bytes - page_bytes) / batch_bytes - 1).min(STEPS_AHEAD);
+    let for_pages = budget - window_bytes - (steps_ahead + 1) * batch_bytes;
+    let page_memory = PageMemory::within(budget, for_pages, threads);
+    Ok(MemoryPlan { steps_ahead: steps_ahead as usize, page_memory })
 }
 
 /// The lanes that the rank visits as the epoch goes on. Steps repeat their lanes after a while.
@@ -405,8 +500,9 @@ fn gcd(a: u64, b: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::array::ArrayPool;
     use crate::sample::{SampleData, write_sample};
-    use crate::{Dtype, EpochOrder, LabelStyle, ScanOptions, StreamSettings, scan};
+    use crate::{BatchArrays, Dtype, EpochOrder, LabelStyle, ScanOptions, StreamSettings, scan};
 
     #[test]
     fn until_the_first_batch_is_taken_nothing_is_opened_but_for_it() {
@@ -424,20 +520,23 @@ mod tests {
             dtype: Dtype::Int64,
             labels: LabelStyle::Shifted,
             pad_id: 0,
-            cu_seqlens: false,
+            arrays: BatchArrays::default(),
+            pool: ArrayPool::default(),
         };
         for threads in [1, 2, 4] {
             let before = data.counts().row_groups;
             let settings = EngineSettings {
                 rank: Rank::single(),
-                shape,
+                shape: shape.clone(),
                 tail: Tail::Pad,
                 threads,
                 memory_budget: 1 << 30,
+                counters: Arc::default(),
             };
             let engine = Engine::start(&source, &state, &settings).unwrap();
             let mut queue = engine.shared.lock();
             while !queue.steps.front().is_some_and(|step| step.ready) {
+                queue.trainer_waits = true;
                 queue = engine.shared.ready.wait(queue).unwrap();
             }
             assert_eq!((queue.steps.len(), queue.waiting.len()), (1, 0));

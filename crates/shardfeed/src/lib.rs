@@ -28,21 +28,25 @@ mod foreign; // code that may panic      -> a result
 mod parallel; // items                   -> results, on threads
 mod source; // a directory, glob or list -> paths with canonical names
 mod footer; // one file                  -> its token column and row groups
-mod page_limit; // a page's claim         -> read it, or refuse it
+mod page_memory; // a page's claim       -> a buffer for it, or a refusal
 mod dataset; // a manifest and paths     -> checked, positioned reads
 mod decode; // a row group               -> tokens and row starts, from any token on
 mod cache; // a manifest                <-> a file kept between runs
 mod scan; // a source                    -> DataSet, cached on disk
+mod slot; // room for a sequence         -> its tokens, and where rows begin
 mod window; // the line of an epoch      -> sequences near where a lane stands
+mod array; // a batch let go of          -> memory for the next
 mod batch; // sequences                  -> labels, positions, documents
 mod lane; // a lane                      -> its next sequence, shuffled within a window
+mod stats; // what threads did          -> what a loader did
 mod engine; // steps                     -> batches, on threads, within a byte budget
 mod explain; // a step                   -> files, row groups, rows, tokens
 mod state_file; // a state              <-> a file, whole or not at all
 mod loader; // engine and state          -> one rank's stream; whole files -> LMBatches
 pub mod sample; // made-up data for the demo, the examples and the tests
 
-pub use batch::{Batch, Dtype, IGNORE_LABEL, IdArray, LabelStyle};
+pub use array::Array;
+pub use batch::{Batch, BatchArrays, Dtype, IGNORE_LABEL, IdArray, LabelStyle};
 pub use cache::CachePolicy;
 pub use dataset::{DataSet, ReadCounts};
 pub use decode::{RowGroupCursor, Segment};
@@ -55,6 +59,7 @@ pub use loader::{
 pub use scan::{ScanOptions, ScanReport, scan};
 pub use source::Source;
 pub use state_file::{read_state, write_state};
+pub use stats::LoaderStats;
 
 pub use shardfeed_plan::{
     DataFile, EpochOrder, FileShardError, Fingerprint, IdType, Manifest, Packing, Rank, RankError, RowGroup,

@@ -8,7 +8,7 @@ use shardfeed_plan::{DataFile, Manifest, PieceCounts, RowGroup};
 use crate::cache::{self, CachePolicy};
 use crate::dataset::DataSet;
 use crate::footer::{Footer, modified_ns, read_footer};
-use crate::page_limit::PageLimit;
+use crate::page_memory::PageMemory;
 use crate::parallel::{default_threads, map_in_parallel};
 use crate::source::{ListedFile, Source};
 use crate::{Error, Result};
@@ -128,8 +128,9 @@ fn refresh(
     report.files_read = missing.len();
     report.files_cached = files.len() - missing.len();
     let progress = Progress::new(missing.len() as u64, options);
+    let memory = options.page_memory(threads);
     let read = map_in_parallel(&missing, threads, |&index| {
-        let result = read_file(&files[index].path, &files[index].name, options.page_limit(threads));
+        let result = read_file(&files[index].path, &files[index].name, &memory);
         progress.one_done();
         result
     })?;
@@ -140,13 +141,13 @@ fn refresh(
 }
 
 /// Footer and, where statistics are missing, counted levels.
-fn read_file(path: &Path, name: &str, limit: PageLimit) -> Result<(DataFile, Vec<RowGroup>)> {
+fn read_file(path: &Path, name: &str, memory: &Arc<PageMemory>) -> Result<(DataFile, Vec<RowGroup>)> {
     let Footer { file, mut row_groups, uncounted } = read_footer(path, name)?;
     if !uncounted.is_empty() {
         let manifest = Manifest::new(vec![(file.clone(), row_groups.clone())])?;
         let data = Arc::new(DataSet::new(manifest, vec![path.to_owned()]));
         for index in uncounted {
-            let mut cursor = data.open_row_group_within(index as u32, limit)?.uncounted().levels_only();
+            let mut cursor = data.open_row_group_within(index as u32, memory)?.uncounted().levels_only();
             while cursor.segment(usize::MAX)?.is_some() {}
             (row_groups[index].tokens, row_groups[index].documents) = cursor.seen();
         }
@@ -169,8 +170,9 @@ fn count_pieces(
         .map(|index| index as u32)
         .collect();
     let progress = Progress::new(row_groups.len() as u64, options);
+    let memory = options.page_memory(threads);
     let counts = map_in_parallel(&row_groups, threads, |&row_group| {
-        let count = pieces_of_row_group(&data, row_group, u64::from(seq_len), options.page_limit(threads));
+        let count = pieces_of_row_group(&data, row_group, u64::from(seq_len), &memory);
         progress.one_done();
         count
     })?;
@@ -184,8 +186,13 @@ fn count_pieces(
     Ok((manifest, row_groups.len()))
 }
 
-fn pieces_of_row_group(data: &Arc<DataSet>, row_group: u32, seq_len: u64, limit: PageLimit) -> Result<u64> {
-    let mut cursor = data.open_row_group_within(row_group, limit)?.levels_only();
+fn pieces_of_row_group(
+    data: &Arc<DataSet>,
+    row_group: u32,
+    seq_len: u64,
+    memory: &Arc<PageMemory>,
+) -> Result<u64> {
+    let mut cursor = data.open_row_group_within(row_group, memory)?.levels_only();
     let (mut pieces, mut row_len) = (0, 0_u64);
     while let Some(segment) = cursor.segment(usize::MAX)? {
         if segment.starts_row {
@@ -198,9 +205,9 @@ fn pieces_of_row_group(data: &Arc<DataSet>, row_group: u32, seq_len: u64, limit:
 }
 
 impl ScanOptions {
-    fn page_limit(&self, threads: usize) -> PageLimit {
-        self.memory_budget
-            .map_or_else(PageLimit::default, |budget| PageLimit::within(budget, budget, threads as u64))
+    fn page_memory(&self, threads: usize) -> Arc<PageMemory> {
+        let memory = self.memory_budget.map(|budget| PageMemory::within(budget, budget, threads));
+        Arc::new(memory.unwrap_or_default())
     }
 }
 

@@ -1,28 +1,31 @@
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
 use shardfeed_plan::{EpochOrder, Packing, StreamSettings};
 
-use crate::decode::RowGroupCursor;
-use crate::page_limit::PageLimit;
+use crate::decode::{RowGroupCursor, Segment};
+use crate::page_memory::PageMemory;
+use crate::slot::{Sequence, Slot};
 use crate::{DataSet, Error, Result};
 
 /// Decoded sequences around the place where a lane stands on the line of its epoch.
 ///
-/// Grows at its end as sequences are asked for, shrinks at its beginning as they are no longer needed.
+/// Grows at its end as sequences are asked for, shrinks at its beginning as they are no longer needed. Each sequence
+/// has a slot, which is free for another as soon as it is delivered: the memory last read is the next written.
 pub(crate) struct Window {
     source: Arc<LineSource>,
-    /// What is decoded, and where rows begin in it.
-    tokens: Tokens,
-    /// With `Pad`: where each sequence begins, `first_sequence` the first.
-    pieces: VecDeque<Piece>,
-    first_sequence: u64,
+    memory: Arc<PageMemory>,
+    /// Sequences from `first` on, those delivered left out. The last one may be incomplete.
+    live: VecDeque<Option<Slot>>,
+    first: u64,
+    free: Vec<Slot>,
+    /// Slots there are, and may be if nobody asks for more.
+    slots: usize,
+    slots_max: usize,
     /// The row group being decoded.
     reading: Option<Reading>,
     /// Unit of the line that the next row group to open begins at, or is entered at.
     next_unit: u64,
-    page_limit: PageLimit,
 }
 
 /// What all windows of an epoch share.
@@ -30,66 +33,6 @@ pub(crate) struct LineSource {
     pub data: Arc<DataSet>,
     pub order: EpochOrder,
     pub settings: StreamSettings,
-}
-
-/// One sequence, as the line has it.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Sequence<'a> {
-    /// At least one, at most `seq_len`; an end-of-document id among them counts as the last token of its row.
-    pub tokens: &'a [u32],
-    /// Where rows begin in it, 0 left out: a sequence always begins something.
-    pub row_starts: RowStarts<'a>,
-    /// Whether its first token is the first of its row.
-    pub starts_row: bool,
-    /// What follows the last token in the same row.
-    pub next: Option<u32>,
-}
-
-/// Offsets at which rows begin, ascending.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct RowStarts<'a> {
-    /// One bit per token of the window.
-    bits: &'a [u64],
-    /// The tokens asked about.
-    within: Range<usize>,
-    /// What is offset 0.
-    base: usize,
-}
-
-impl RowStarts<'_> {
-    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        let Range { start, end } = self.within;
-        let words = start / 64..end.div_ceil(64).max(start / 64);
-        words
-            .flat_map(move |word| {
-                let mut bits = self.bits.get(word).copied().unwrap_or(0);
-                std::iter::from_fn(move || {
-                    let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
-                    bits &= bits - 1;
-                    Some(word * 64 + bit)
-                })
-            })
-            .filter(move |at| (start..end).contains(at))
-            .map(|at| at - self.base)
-    }
-}
-
-/// Tokens by their number since the window was opened.
-#[derive(Default)]
-struct Tokens {
-    base: u64,
-    kept: Vec<u32>,
-    /// One bit for each of `kept`, and one more: whether a row begins there.
-    row_starts: Vec<u64>,
-    /// Of `kept`, those at the front that are no longer needed.
-    dead: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Piece {
-    start: u64,
-    /// Goes on with the row of the piece before it.
-    continues: bool,
 }
 
 struct Reading {
@@ -104,176 +47,249 @@ struct Reading {
     row_group: u32,
 }
 
-/// Tokens decoded between two looks at how far to go.
-const PORTION: usize = 1 << 14;
-
 impl Window {
-    /// Bytes of a window with room for this many sequences and tokens.
-    pub fn bytes(sequences: u64, tokens: u64) -> u64 {
-        let tokens = tokens + PORTION as u64;
-        4 * tokens + tokens / 8 + size_of::<Piece>() as u64 * sequences
+    /// Bytes of a window with room for this many sequences.
+    pub fn bytes(sequences: u64, seq_len: u64) -> u64 {
+        // The one that is being filled comes on top.
+        (sequences + 1) * Slot::bytes(seq_len)
     }
 
-    /// A window that begins with `sequence`, with room for this many tokens.
-    pub fn open(source: &Arc<LineSource>, sequence: u64, tokens_max: usize, page_limit: PageLimit) -> Self {
+    /// A window that begins with `sequence` and holds at most so many at once.
+    pub fn open(source: &Arc<LineSource>, sequence: u64, sequences: usize, memory: &Arc<PageMemory>) -> Self {
         Self {
             source: Arc::clone(source),
-            tokens: Tokens { kept: Vec::with_capacity(tokens_max + PORTION), ..Tokens::default() },
-            pieces: VecDeque::with_capacity(match source.settings.packing {
-                Packing::Concat => 0,
-                Packing::Pad => tokens_max / source.settings.seq_len as usize + 2,
-            }),
-            first_sequence: sequence,
+            memory: Arc::clone(memory),
+            // Delivered ones leave holes.
+            live: VecDeque::with_capacity(sequences + sequences / 2 + 1),
+            first: sequence,
+            free: Vec::with_capacity(sequences + 1),
+            slots: 0,
+            slots_max: sequences,
             reading: None,
             next_unit: source.order.units(sequence).start,
-            page_limit,
         }
-    }
-
-    /// The first sequence kept.
-    pub fn start(&self) -> u64 {
-        self.first_sequence
     }
 
     /// One past the last sequence that is decoded completely.
     pub fn end(&self) -> u64 {
-        match self.source.settings.packing {
-            Packing::Concat => {
-                self.first_sequence + self.tokens.len() / u64::from(self.source.settings.seq_len)
-            }
-            Packing::Pad => self.first_sequence + (self.pieces.len() as u64).saturating_sub(1),
-        }
+        self.first + (self.live.len() as u64).saturating_sub(1)
     }
 
-    /// Decodes as far as needed and shows one sequence, which must not lie before [`Self::start`].
-    pub fn sequence(&mut self, sequence: u64) -> Result<Sequence<'_>> {
-        match self.source.settings.packing {
-            Packing::Concat => self.concatenated(sequence),
-            Packing::Pad => self.piece(sequence),
+    /// Whether a sequence is behind the window, or was taken out of it.
+    pub fn has_delivered(&self, sequence: u64) -> bool {
+        sequence < self.first || self.live.get((sequence - self.first) as usize).is_some_and(Option::is_none)
+    }
+
+    /// Decodes as far as needed, shows one sequence, which must not be delivered yet, and then frees its slot.
+    pub fn deliver<T>(&mut self, sequence: u64, take: impl FnOnce(&Sequence) -> T) -> Result<T> {
+        let index = (sequence - self.first) as usize;
+        let units = self.source.order.units(sequence);
+        let full = match self.source.settings.packing {
+            Packing::Concat => (units.end - units.start) as usize,
+            // A piece has at least one token, and ends with its row or where the next begins.
+            Packing::Pad => 1,
+        };
+        while !self.is_settled(index, full) {
+            self.decode_more()?;
+        }
+        let slot = self.live[index].take().expect("not delivered yet");
+        let taken = take(&slot.sequence());
+        self.free.push(slot);
+        Ok(taken)
+    }
+
+    /// Decodes as far as `end`: somebody will ask for it.
+    pub fn decode_to(&mut self, end: u64) -> Result<()> {
+        while self.can_decode_to(end) {
+            self.decode_more()?;
+        }
+        Ok(())
+    }
+
+    /// Whether there is anything to decode before `end`, and room for it.
+    pub fn can_decode_to(&self, end: u64) -> bool {
+        let has_room = !self.free.is_empty() || self.slots < self.slots_max;
+        self.end() < end && has_room && self.next_unit_is_there()
+    }
+
+    fn next_unit_is_there(&self) -> bool {
+        self.reading.is_some() || self.next_unit < self.source.order.line().units()
+    }
+
+    /// A sequence can be shown once it is complete and what follows it in its row is known: another sequence has
+    /// begun behind it, or its row group is over.
+    fn is_settled(&self, index: usize, full: usize) -> bool {
+        match (index + 1).cmp(&self.live.len()) {
+            std::cmp::Ordering::Less => true,
+            std::cmp::Ordering::Equal => {
+                self.reading.is_none() && self.live[index].as_ref().is_some_and(|slot| slot.len() >= full)
+            }
+            std::cmp::Ordering::Greater => false,
         }
     }
 
     /// Sequences before this one are not needed any more.
     pub fn forget_before(&mut self, sequence: u64) {
-        let count = sequence.saturating_sub(self.first_sequence);
-        match self.source.settings.packing {
-            Packing::Concat => {
-                let count = count.min(self.tokens.len() / u64::from(self.source.settings.seq_len));
-                self.tokens.forget(count * u64::from(self.source.settings.seq_len));
-                self.first_sequence += count;
-            }
-            Packing::Pad => {
-                let count = count.min(self.pieces.len() as u64);
-                self.pieces.drain(..count as usize);
-                let first_kept = self.pieces.front().map_or(self.tokens.end(), |piece| piece.start);
-                self.tokens.forget(first_kept - self.tokens.start());
-                self.first_sequence += count;
-            }
+        // The last one may be incomplete.
+        while self.first < sequence && self.live.len() > 1 {
+            self.free.extend(self.live.pop_front().flatten());
+            self.first += 1;
         }
     }
 
-    fn concatenated(&mut self, sequence: u64) -> Result<Sequence<'_>> {
-        let seq_len = u64::from(self.source.settings.seq_len);
-        let units = self.source.order.units(sequence);
-        let start = self.tokens.start() + (sequence - self.first_sequence) * seq_len;
-        let end = start + (units.end - units.start);
-        // One token more, for the last label; at a row group's end there is none, and none is needed.
-        while self.tokens.end() < end || (self.tokens.end() == end && self.reading.is_some()) {
-            self.decode_more()?;
+    /// Nobody asks for a while.
+    pub fn park(&mut self) {
+        if let Some(reading) = &mut self.reading {
+            reading.cursor.park();
         }
-        let row_continues = self.tokens.end() > end && !self.tokens.starts_row(end);
-        Ok(Sequence {
-            tokens: self.tokens.slice(start..end),
-            row_starts: self.tokens.row_starts_within(start..end),
-            starts_row: self.tokens.starts_row(start),
-            next: row_continues.then(|| self.tokens.slice(end..end + 1)[0]),
-        })
-    }
-
-    fn piece(&mut self, sequence: u64) -> Result<Sequence<'_>> {
-        let index = (sequence - self.first_sequence) as usize;
-        // The piece is complete once the next one has a token, or its row group is at its end.
-        while self.pieces.len() < index + 1 || (self.pieces.len() == index + 1 && self.reading.is_some()) {
-            self.decode_more()?;
-        }
-        let start = self.pieces[index].start;
-        let next_piece = self.pieces.get(index + 1);
-        let end = next_piece.map_or(self.tokens.end(), |piece| piece.start);
-        let next = match next_piece {
-            Some(piece) if piece.continues => Some(self.tokens.slice(end..end + 1)[0]),
-            _ => self.source.settings.eos_id,
-        };
-        Ok(Sequence {
-            tokens: self.tokens.slice(start..end),
-            row_starts: RowStarts { bits: &[], within: 0..0, base: 0 },
-            starts_row: !self.pieces[index].continues,
-            next,
-        })
     }
 
     fn decode_more(&mut self) -> Result<()> {
-        let packing = self.source.settings.packing;
-        let seq_len = u64::from(self.source.settings.seq_len);
         let Some(mut reading) = self.reading.take() else { return self.open_row_group() };
-        let max = match packing {
-            Packing::Concat => PORTION,
-            // Up to the end of the piece, so that the next segment begins the next one.
-            Packing::Pad => (seq_len - reading.row_len % seq_len).min(PORTION as u64) as usize,
-        };
-        let segment = reading.cursor.segment(max)?;
-        let row_ends = reading.row_len > 0 && segment.is_none_or(|segment| segment.starts_row);
-        if let (Packing::Concat, true, Some(eos_id)) = (packing, row_ends, self.source.settings.eos_id) {
-            if reading.discard > 0 {
-                reading.discard -= 1;
-            } else {
-                self.tokens.room_for(1).push(eos_id);
+        match self.source.settings.packing {
+            Packing::Concat => {
+                if self.decode_units(&mut reading)? {
+                    self.reading = Some(reading);
+                }
+            }
+            Packing::Pad => {
+                if self.decode_piece(&mut reading)? {
+                    self.reading = Some(reading);
+                }
             }
         }
-        let Some(segment) = segment else { return self.check_pieces(&reading) };
-        if segment.starts_row {
-            reading.row_len = 0;
-        }
-        match packing {
-            Packing::Concat => self.take_units(&mut reading, segment.tokens, segment.starts_row)?,
-            Packing::Pad => self.take_piece(&mut reading, segment.tokens)?,
-        }
-        reading.row_len += segment.tokens as u64;
-        self.reading = Some(reading);
         Ok(())
     }
 
-    fn take_units(&mut self, reading: &mut Reading, tokens: usize, starts_row: bool) -> Result<()> {
+    /// Decodes up to the end of the row or of the slot. False at the end of the row group.
+    fn decode_units(&mut self, reading: &mut Reading) -> Result<bool> {
+        let seq_len = self.source.settings.seq_len as usize;
+        let used = self.live.back().and_then(Option::as_ref).map_or(0, |slot| slot.len() % seq_len);
+        let segment = reading.cursor.segment(seq_len - used)?;
+        let row_ends = reading.row_len > 0 && segment.is_none_or(|segment| segment.starts_row);
+        if let (true, Some(eos_id)) = (row_ends, self.source.settings.eos_id) {
+            if reading.discard > 0 {
+                reading.discard -= 1;
+            } else {
+                self.write(1, false, |out| {
+                    out[0] = eos_id;
+                    Ok(())
+                })?;
+                // It took the place of one of them, which goes on in the next slot.
+                if let Some(Segment { tokens, starts_row }) = segment
+                    && tokens == seq_len - used
+                    && used + 1 < seq_len
+                {
+                    self.take_units(reading, starts_row, tokens - 1)?;
+                    self.take_units(reading, false, 1)?;
+                    return Ok(true);
+                }
+            }
+        }
+        let Some(Segment { starts_row, tokens }) = segment else { return Ok(false) };
+        self.take_units(reading, starts_row, tokens)?;
+        Ok(true)
+    }
+
+    fn take_units(&mut self, reading: &mut Reading, starts_row: bool, tokens: usize) -> Result<()> {
+        if starts_row {
+            reading.row_len = 0;
+        }
+        reading.row_len += tokens as u64;
         let discarded = reading.discard.min(tokens as u64) as usize;
         if discarded > 0 {
             reading.discard -= discarded as u64;
             reading.cursor.skip(discarded)?;
-        } else if starts_row {
-            self.tokens.start_row();
         }
         if tokens > discarded {
-            reading.cursor.read(tokens - discarded, self.tokens.room_for(tokens - discarded))?;
+            let cursor = &mut reading.cursor;
+            self.write(tokens - discarded, starts_row && discarded == 0, |out| cursor.read_into(out))?;
         }
         Ok(())
     }
 
-    fn take_piece(&mut self, reading: &mut Reading, tokens: usize) -> Result<()> {
-        let starts_piece = reading.row_len.is_multiple_of(u64::from(self.source.settings.seq_len));
+    /// Appends tokens of one row to the slot being filled, which has room for them, or to a new one if it is full.
+    fn write(
+        &mut self,
+        tokens: usize,
+        starts_row: bool,
+        write: impl FnOnce(&mut [u32]) -> Result<()>,
+    ) -> Result<()> {
+        let seq_len = self.source.settings.seq_len as usize;
+        let is_full =
+            self.live.back().is_none_or(|slot| slot.as_ref().is_none_or(|slot| slot.len() == seq_len));
+        if is_full {
+            self.begin_slot();
+        }
+        let slot = self.live.back_mut().and_then(Option::as_mut).expect("just begun");
+        let first = slot.append(tokens, starts_row, write)?;
+        if is_full && !starts_row {
+            self.set_next_of_previous(Some(first));
+        }
+        Ok(())
+    }
+
+    fn begin_slot(&mut self) {
+        let seq_len = self.source.settings.seq_len;
+        let mut slot = self.free.pop().unwrap_or_else(|| {
+            self.slots += 1;
+            Slot::new(seq_len)
+        });
+        slot.clear();
+        self.live.push_back(Some(slot));
+    }
+
+    /// What follows the last token of the sequence before the one just begun, unless it is delivered.
+    fn set_next_of_previous(&mut self, next: Option<u32>) {
+        if let Some(previous) = self.live.len().checked_sub(2)
+            && let Some(slot) = &mut self.live[previous]
+        {
+            slot.next = next;
+        }
+    }
+
+    /// Decodes up to the end of the piece or of the page. False at the end of the row group.
+    fn decode_piece(&mut self, reading: &mut Reading) -> Result<bool> {
+        let seq_len = u64::from(self.source.settings.seq_len);
+        let eos_id = self.source.settings.eos_id;
+        // Up to the end of the piece, so that the next segment begins the next one.
+        let Some(segment) = reading.cursor.segment((seq_len - reading.row_len % seq_len) as usize)? else {
+            if reading.begun > 0
+                && let Some(Some(last)) = self.live.back_mut()
+            {
+                last.next = eos_id;
+            }
+            self.check_pieces(reading)?;
+            return Ok(false);
+        };
+        if segment.starts_row {
+            reading.row_len = 0;
+        }
+        let starts_piece = reading.row_len.is_multiple_of(seq_len);
         if starts_piece {
             reading.begun += 1;
             reading.discard = reading.discard.saturating_sub(1);
         }
+        let continues_row = reading.row_len > 0;
+        reading.row_len += segment.tokens as u64;
         if reading.discard > 0 {
-            return reading.cursor.skip(tokens);
+            reading.cursor.skip(segment.tokens)?;
+            return Ok(true);
         }
         if starts_piece {
-            self.pieces.push_back(Piece { start: self.tokens.end(), continues: reading.row_len > 0 });
+            self.begin_slot();
         }
-        reading.cursor.read(tokens, self.tokens.room_for(tokens))
+        let slot = self.live.back_mut().and_then(Option::as_mut).expect("a piece is begun before it goes on");
+        let first = slot.append(segment.tokens, !continues_row, |out| reading.cursor.read_into(out))?;
+        if starts_piece {
+            self.set_next_of_previous(if continues_row { Some(first) } else { eos_id });
+        }
+        Ok(true)
     }
 
     /// A row group of other sequences than the manifest says would shift all that follow.
     fn check_pieces(&self, reading: &Reading) -> Result<()> {
-        if self.source.settings.packing == Packing::Concat || reading.begun == reading.units {
+        if reading.begun == reading.units {
             return Ok(());
         }
         let manifest = self.source.data.manifest();
@@ -293,10 +309,7 @@ impl Window {
         let (row_group, units) = row_group.expect("nobody asks past the end of the line");
         let into = self.next_unit - units.start;
         self.next_unit = units.end;
-        if into == 0 {
-            self.tokens.start_row();
-        }
-        let mut cursor = self.source.data.open_row_group_within(row_group, self.page_limit)?;
+        let mut cursor = self.source.data.open_row_group_within(row_group, &self.memory)?;
         let settings = &self.source.settings;
         let discard = match settings.packing {
             Packing::Concat if into > 0 => into - cursor.skip_pages(into, settings.eos_id.is_some())?,
@@ -307,60 +320,5 @@ impl Window {
         let units = units.end - units.start;
         self.reading = Some(Reading { cursor, discard, row_len: 0, begun: 0, units, row_group });
         Ok(())
-    }
-}
-
-impl Tokens {
-    fn start(&self) -> u64 {
-        self.base + self.dead as u64
-    }
-
-    fn end(&self) -> u64 {
-        self.base + self.kept.len() as u64
-    }
-
-    fn len(&self) -> u64 {
-        self.end() - self.start()
-    }
-
-    fn slice(&self, range: Range<u64>) -> &[u32] {
-        &self.kept[(range.start - self.base) as usize..(range.end - self.base) as usize]
-    }
-
-    fn forget(&mut self, count: u64) {
-        self.dead += count as usize;
-    }
-
-    /// The vector to append `count` tokens to. Rather than grow, it moves what is kept to the front.
-    fn room_for(&mut self, count: usize) -> &mut Vec<u32> {
-        // Whole words of bits, so that they need no shifting.
-        let dead_words = self.dead / 64;
-        if dead_words > 0 && self.kept.len() + count > self.kept.capacity() {
-            self.base += dead_words as u64 * 64;
-            self.dead %= 64;
-            self.kept.drain(..dead_words * 64);
-            self.row_starts.drain(..dead_words.min(self.row_starts.len()));
-        }
-        &mut self.kept
-    }
-
-    /// The next token is the first of its row; at a row group's border even before it is known.
-    fn start_row(&mut self) {
-        let at = self.kept.len();
-        if self.row_starts.len() <= at / 64 {
-            self.row_starts.resize(at / 64 + 1, 0);
-        }
-        self.row_starts[at / 64] |= 1 << (at % 64);
-    }
-
-    fn starts_row(&self, at: u64) -> bool {
-        let at = (at - self.base) as usize;
-        self.row_starts.get(at / 64).is_some_and(|bits| bits >> (at % 64) & 1 == 1)
-    }
-
-    /// Rows that begin after the first token of a range, counted from it.
-    fn row_starts_within(&self, range: Range<u64>) -> RowStarts<'_> {
-        let base = (range.start - self.base) as usize;
-        RowStarts { bits: &self.row_starts, within: base + 1..(range.end - self.base) as usize, base }
     }
 }

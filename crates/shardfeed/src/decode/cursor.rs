@@ -7,10 +7,10 @@ use parquet::errors::ParquetError;
 use shardfeed_plan::{RowGroup, TokenColumn};
 
 use super::levels::Levels;
-use super::pages::Pages;
-use super::values::{ValueError, Values, physical_type};
-use crate::page_limit::PageLimit;
-use crate::{DataSet, Error, Result, foreign};
+use super::pages::{LoadedPage, Pages};
+use super::values::{ValueError, Values};
+use crate::page_memory::PageMemory;
+use crate::{DataSet, Error, Result};
 
 /// Goes through one row group's tokens, row by row.
 ///
@@ -50,7 +50,24 @@ pub struct RowGroupCursor {
     /// Whether the manifest's counts of this row group are known, and so checked.
     counted: bool,
     levels_only: bool,
-    limit: PageLimit,
+    memory: Arc<PageMemory>,
+    /// Where the dictionary and the page at hand are, to read them again.
+    dictionary_at: Option<u64>,
+    page_at: u64,
+    /// Bytes that the page at hand takes.
+    page_capacity: u64,
+    parked: Parked,
+}
+
+/// What a cursor that nobody works with holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parked {
+    /// Somebody works with it.
+    No,
+    /// Everything, which takes this much of the memory for keeping.
+    Kept(u64),
+    /// Nothing: its page and dictionary are read again when it goes on.
+    Dropped,
 }
 
 /// Tokens that follow each other in one row.
@@ -79,8 +96,16 @@ struct PageLevels {
     slots_left: usize,
 }
 
+/// The parts of a data page.
+struct PageParts {
+    repetition: Bytes,
+    definition: Bytes,
+    values: Bytes,
+    encoding: Encoding,
+}
+
 impl RowGroupCursor {
-    pub(crate) fn open(data: &Arc<DataSet>, facts: RowGroup, limit: PageLimit) -> Result<Self> {
+    pub(crate) fn open(data: &Arc<DataSet>, facts: RowGroup, memory: &Arc<PageMemory>) -> Result<Self> {
         let column = data.manifest().files()[facts.file as usize].column.clone();
         let damaged = |reason: String| Error::Damaged {
             path: data.path(facts.file).to_owned(),
@@ -90,7 +115,7 @@ impl RowGroupCursor {
         if !(1..=7).contains(&column.present_level) {
             return Err(damaged(format!("its lists are nested {} levels deep", column.present_level)));
         }
-        let pages = Pages::open(data, &facts, physical_type(column.ids), limit).map_err(damaged)?;
+        let pages = Pages::open(data, &facts, column.ids, memory, None).map_err(damaged)?;
         let empty = || Levels::new(Bytes::new(), 1);
         Ok(Self {
             data: Arc::clone(data),
@@ -103,7 +128,11 @@ impl RowGroupCursor {
             in_row: false,
             counted: true,
             levels_only: false,
-            limit,
+            memory: Arc::clone(memory),
+            dictionary_at: None,
+            page_at: 0,
+            page_capacity: 0,
+            parked: Parked::No,
         })
     }
 
@@ -130,7 +159,7 @@ impl RowGroupCursor {
         while let Some(page) = self.pages.peek().map_err(|error| self.page_error(&error))? {
             if page.is_dict {
                 match self.pages.next() {
-                    Ok(Some(dictionary)) => self.push(dictionary)?,
+                    Ok(Some(dictionary)) => self.set_dictionary(dictionary)?,
                     Ok(None) => break,
                     Err(error) => return Err(self.page_error(&error)),
                 }
@@ -162,6 +191,7 @@ impl RowGroupCursor {
     /// The next tokens of one row, at most `max` of them, at least one. Null and empty rows are passed over.
     /// `None` at the end of the row group, once its counts have been found right and its file unchanged.
     pub fn segment(&mut self, max: usize) -> Result<Option<Segment>> {
+        self.unpark()?;
         loop {
             if self.page.slots_left == 0 {
                 if !self.next_page()? {
@@ -215,9 +245,15 @@ impl RowGroupCursor {
 
     /// Appends the tokens that [`segment`](Self::segment) announced.
     pub fn read(&mut self, tokens: usize, out: &mut Vec<u32>) -> Result<()> {
-        foreign::call(|| self.values.read(tokens, out))
-            .unwrap_or_else(|panic| Err(ValueError::Page(panic)))
-            .map_err(|error| self.value_error(error))
+        let from = out.len();
+        out.resize(from + tokens, 0);
+        self.read_into(&mut out[from..]).inspect_err(|_| out.truncate(from))
+    }
+
+    /// Fills `out` with tokens that [`segment`](Self::segment) announced.
+    pub fn read_into(&mut self, out: &mut [u32]) -> Result<()> {
+        self.unpark()?;
+        self.values.read(out).map_err(|error| self.value_error(error))
     }
 
     /// Passes over tokens that [`segment`](Self::segment) announced.
@@ -225,9 +261,67 @@ impl RowGroupCursor {
         if self.levels_only {
             return Ok(());
         }
-        foreign::call(|| self.values.skip(tokens))
-            .unwrap_or_else(|panic| Err(ValueError::Page(panic)))
-            .map_err(|error| self.value_error(error))
+        self.unpark()?;
+        self.values.skip(tokens).map_err(|error| self.value_error(error))
+    }
+
+    /// Nobody works with it for a while: keeps its page and dictionary if memory allows, else lets go of them.
+    pub(crate) fn park(&mut self) {
+        if self.parked != Parked::No {
+            return;
+        }
+        let bytes = self.page_capacity + self.values.dictionary_bytes();
+        if self.memory.try_keep(bytes) {
+            self.parked = Parked::Kept(bytes);
+            return;
+        }
+        self.page.repetition.unload();
+        self.page.definition.unload();
+        self.values.unload();
+        self.page_capacity = 0;
+        self.parked = Parked::Dropped;
+    }
+
+    fn unpark(&mut self) -> Result<()> {
+        match std::mem::replace(&mut self.parked, Parked::No) {
+            Parked::No => Ok(()),
+            Parked::Kept(bytes) => {
+                self.memory.release(bytes);
+                Ok(())
+            }
+            Parked::Dropped => self.load_again(),
+        }
+    }
+
+    /// Reads the dictionary and the page at hand once more. What was taken of them is not forgotten.
+    fn load_again(&mut self) -> Result<()> {
+        if let Some(at) = self.dictionary_at {
+            let dictionary = self.page_again(at)?;
+            self.set_dictionary(dictionary)?;
+        }
+        if self.page.slots_left == 0 {
+            return Ok(());
+        }
+        let LoadedPage { page, capacity, .. } = self.page_again(self.page_at)?;
+        let parts = PageParts::of(page).map_err(|reason| self.damaged(reason))?;
+        self.page.repetition.reload(parts.repetition);
+        self.page.definition.reload(parts.definition);
+        if !self.levels_only {
+            self.values.reload(parts.values).map_err(|reason| self.damaged(reason))?;
+        }
+        self.page_capacity = capacity;
+        self.data.note_page_read_again();
+        Ok(())
+    }
+
+    fn page_again(&self, at: u64) -> Result<LoadedPage> {
+        let mut pages = Pages::open(&self.data, &self.facts, self.column.ids, &self.memory, Some(at))
+            .map_err(|reason| self.damaged(reason))?;
+        match pages.next() {
+            Ok(Some(page)) => Ok(page),
+            Ok(None) => Err(self.damaged("a page is gone".to_owned())),
+            Err(error) => Err(self.page_error(&error)),
+        }
     }
 
     /// The row within the row group that was last seen; meaningful only while no page was passed over.
@@ -247,35 +341,51 @@ impl RowGroupCursor {
 
     fn next_page(&mut self) -> Result<bool> {
         loop {
-            let page = match self.pages.next() {
+            let loaded = match self.pages.next() {
                 Ok(Some(page)) => page,
                 Ok(None) => return Ok(false),
                 Err(error) => return Err(self.page_error(&error)),
             };
-            if page.is_dictionary_page() {
+            if loaded.page.is_dictionary_page() {
                 if !self.levels_only {
-                    self.push(page)?;
+                    self.set_dictionary(loaded)?;
                 }
                 continue;
             }
             self.found.data_pages += 1;
-            let slots = page.num_values() as usize;
+            let slots = loaded.page.num_values() as usize;
             if slots == 0 {
                 continue;
             }
-            let (levels, page) = split_page(page, self.column.present_level, slots)
+            (self.page_at, self.page_capacity) = (loaded.at, loaded.capacity);
+            self.begin_page(loaded.page, slots)
                 .map_err(|reason| self.damaged(format!("page {}: {reason}", self.found.data_pages - 1)))?;
-            if page.num_values() > 0 && !self.levels_only {
-                self.push(page)?;
-            }
-            self.page = levels;
             return Ok(true);
         }
     }
 
-    fn push(&mut self, page: Page) -> Result<()> {
-        let number = self.found.data_pages.saturating_sub(1);
-        self.values.push(page).map_err(|reason| self.damaged(format!("page {number}: {reason}")))
+    fn begin_page(&mut self, page: Page, slots: usize) -> Result<(), String> {
+        let parts = PageParts::of(page)?;
+        let present_level = self.column.present_level;
+        let definition = Levels::new(parts.definition, present_level);
+        let present = count_present(definition.clone(), present_level, slots)?;
+        if present > 0 && !self.levels_only {
+            let foreign_before = self.values.foreign_pages();
+            self.values.set_page(parts.values, parts.encoding, present)?;
+            if foreign_before == 0 && self.values.foreign_pages() > 0 {
+                self.data.note_fallback();
+            }
+        }
+        let repetition = Levels::new(parts.repetition, 1);
+        self.page = PageLevels { repetition, definition, slots_left: slots };
+        Ok(())
+    }
+
+    fn set_dictionary(&mut self, loaded: LoadedPage) -> Result<()> {
+        self.dictionary_at = Some(loaded.at);
+        self.values
+            .set_dictionary(loaded.page)
+            .map_err(|reason| self.damaged(format!("dictionary page: {reason}")))
     }
 
     /// What passes the footer's counts is damage, noticed at once. Before it is counted, a row group's tokens are
@@ -354,7 +464,7 @@ impl RowGroupCursor {
     }
 
     fn find_row(&self) -> Result<()> {
-        let mut cursor = Self::open(&self.data, self.facts, self.limit)?;
+        let mut cursor = Self::open(&self.data, self.facts, &self.memory)?;
         let mut tokens = Vec::new();
         while let Some(segment) = cursor.segment(1 << 16)? {
             tokens.clear();
@@ -404,18 +514,18 @@ impl DataSet {
     /// # Panics
     /// If the manifest has no such row group.
     pub fn open_row_group(self: &Arc<Self>, row_group: u32) -> Result<RowGroupCursor> {
-        self.open_row_group_within(row_group, PageLimit::default())
+        self.open_row_group_within(row_group, self.page_memory())
     }
 
-    /// Opens a row group whose pages must not be larger than `limit`.
+    /// Opens a row group whose pages live within `memory`.
     pub(crate) fn open_row_group_within(
         self: &Arc<Self>,
         row_group: u32,
-        limit: PageLimit,
+        memory: &Arc<PageMemory>,
     ) -> Result<RowGroupCursor> {
         let facts = self.manifest().row_groups()[row_group as usize];
         self.note_opening(facts.file)?;
-        RowGroupCursor::open(self, facts, limit)
+        RowGroupCursor::open(self, facts, memory)
     }
 }
 
@@ -443,43 +553,42 @@ impl PageLevels {
     }
 }
 
-/// Takes the levels off a data page: what is left is a page of values alone.
-fn split_page(page: Page, present_level: u8, slots: usize) -> Result<(PageLevels, Page), String> {
-    let (repetition, definition, values, encoding) = match page {
-        Page::DataPage { buf, encoding, def_level_encoding, rep_level_encoding, .. } => {
-            if [rep_level_encoding, def_level_encoding].iter().any(|encoding| *encoding != Encoding::RLE) {
-                return Err(format!(
-                    "levels encoded as {rep_level_encoding} and {def_level_encoding}, not RLE"
-                ));
-            }
-            let (repetition, rest) = take_prefixed(&buf)?;
-            let (definition, values) = take_prefixed(&rest)?;
-            (repetition, definition, values, encoding)
+impl Drop for RowGroupCursor {
+    fn drop(&mut self) {
+        if let Parked::Kept(bytes) = self.parked {
+            self.memory.release(bytes);
         }
-        Page::DataPageV2 { buf, encoding, def_levels_byte_len, rep_levels_byte_len, .. } => {
-            let (repetition_len, definition_len) =
-                (rep_levels_byte_len as usize, def_levels_byte_len as usize);
-            let levels_len = repetition_len.saturating_add(definition_len);
-            if levels_len > buf.len() {
-                return Err(format!("levels of {levels_len} bytes in a page of {}", buf.len()));
+    }
+}
+
+impl PageParts {
+    fn of(page: Page) -> Result<Self, String> {
+        match page {
+            Page::DataPage { buf, encoding, def_level_encoding, rep_level_encoding, .. } => {
+                if [rep_level_encoding, def_level_encoding].iter().any(|encoding| *encoding != Encoding::RLE)
+                {
+                    return Err(format!(
+                        "levels encoded as {rep_level_encoding} and {def_level_encoding}, not RLE"
+                    ));
+                }
+                let (repetition, rest) = take_prefixed(&buf)?;
+                let (definition, values) = take_prefixed(&rest)?;
+                Ok(Self { repetition, definition, values, encoding })
             }
-            let definition = buf.slice(repetition_len..levels_len);
-            (buf.slice(..repetition_len), definition, buf.slice(levels_len..), encoding)
+            Page::DataPageV2 { buf, encoding, def_levels_byte_len, rep_levels_byte_len, .. } => {
+                let (repetition_len, definition_len) =
+                    (rep_levels_byte_len as usize, def_levels_byte_len as usize);
+                let levels_len = repetition_len.saturating_add(definition_len);
+                if levels_len > buf.len() {
+                    return Err(format!("levels of {levels_len} bytes in a page of {}", buf.len()));
+                }
+                let definition = buf.slice(repetition_len..levels_len);
+                let repetition = buf.slice(..repetition_len);
+                Ok(Self { repetition, definition, values: buf.slice(levels_len..), encoding })
+            }
+            Page::DictionaryPage { .. } => Err("a dictionary where data was expected".to_owned()),
         }
-        Page::DictionaryPage { .. } => return Err("a dictionary where data was expected".to_owned()),
-    };
-    let definition = Levels::new(definition, present_level);
-    let present = count_present(definition.clone(), present_level, slots)?;
-    let levels = PageLevels { repetition: Levels::new(repetition, 1), definition, slots_left: slots };
-    let values = Page::DataPage {
-        buf: values,
-        num_values: present as u32,
-        encoding,
-        def_level_encoding: Encoding::RLE,
-        rep_level_encoding: Encoding::RLE,
-        statistics: None,
-    };
-    Ok((levels, values))
+    }
 }
 
 fn count_present(mut definition: Levels, present_level: u8, slots: usize) -> Result<usize, String> {

@@ -1,5 +1,7 @@
 use bytes::Bytes;
 
+use super::hybrid::{Run, next_run};
+
 /// Repetition or definition levels of one page, as runs: Parquet's hybrid of run-length and bit-packed groups.
 #[derive(Clone, Debug)]
 pub(super) struct Levels {
@@ -9,28 +11,25 @@ pub(super) struct Levels {
     run: Run,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Run {
-    /// `left` times the same value.
-    Repeated { value: u8, left: usize },
-    /// `left` values, packed from bit `bit` of the bytes on.
-    Packed { bit: usize, left: usize },
-}
-
 impl Levels {
     /// Levels of at most `level_max`, which is at most 7.
     pub fn new(bytes: Bytes, level_max: u8) -> Self {
         let bit_width = 8 - level_max.leading_zeros();
         debug_assert!((1..=3).contains(&bit_width), "levels of a list column");
-        Self { bytes, at: 0, bit_width, run: Run::Repeated { value: 0, left: 0 } }
+        Self { bytes, at: 0, bit_width, run: Run::EMPTY }
     }
 
     /// The next value and how often it follows at least, up to `max` (over 0). `None`: the bytes end here.
     pub fn peek(&mut self, max: usize) -> Option<(u8, usize)> {
         loop {
             match self.run {
-                Run::Repeated { left: 0, .. } | Run::Packed { left: 0, .. } => self.run = self.next_run()?,
-                Run::Repeated { value, left } => return Some((value, left.min(max))),
+                Run::Repeated { left: 0, .. } | Run::Packed { left: 0, .. } => {
+                    self.run = next_run(&self.bytes, &mut self.at, self.bit_width)?;
+                }
+                Run::Repeated { value, left } => {
+                    // Levels fit in a byte; what does not is no level, and refused as such.
+                    return Some((u8::try_from(value).unwrap_or(u8::MAX), left.min(max)));
+                }
                 Run::Packed { bit, left } => {
                     let value = self.unpack(bit)?;
                     let mut count = 1;
@@ -56,31 +55,19 @@ impl Levels {
         }
     }
 
-    /// Passes over `count` values that `peek` has shown.
-    pub fn advance(&mut self, count: usize) {
-        match &mut self.run {
-            Run::Repeated { left, .. } => *left -= count,
-            Run::Packed { bit, left } => {
-                *left -= count;
-                *bit += count * self.bit_width as usize;
-            }
-        }
+    /// Lets go of the bytes; everything else stays until they are back.
+    pub fn unload(&mut self) {
+        self.bytes = Bytes::new();
     }
 
-    fn next_run(&mut self) -> Option<Run> {
-        let header = self.number()?;
-        if header & 1 == 0 {
-            // The value takes whole bytes; levels fit in one.
-            let value = *self.bytes.get(self.at)?;
-            self.at += 1;
-            return Some(Run::Repeated { value, left: header >> 1 });
-        }
-        let values = (header >> 1).checked_mul(8)?;
-        let bit = self.at * 8;
-        // Writers cut the last group short; values past the end are noticed when they are asked for.
-        self.at =
-            self.at.checked_add(values.checked_mul(self.bit_width as usize)? / 8)?.min(self.bytes.len());
-        Some(Run::Packed { bit, left: values })
+    /// Brings back the bytes that were let go of.
+    pub fn reload(&mut self, bytes: Bytes) {
+        self.bytes = bytes;
+    }
+
+    /// Passes over `count` values that `peek` has shown.
+    pub fn advance(&mut self, count: usize) {
+        self.run.advance(count, self.bit_width);
     }
 
     fn unpack(&self, bit: usize) -> Option<u8> {
@@ -88,19 +75,6 @@ impl Levels {
         let high = u16::from(self.bytes.get(bit / 8 + 1).copied().unwrap_or(0));
         let value = (low | high << 8) >> (bit % 8);
         Some((value & ((1 << self.bit_width) - 1)) as u8)
-    }
-
-    fn number(&mut self) -> Option<usize> {
-        let mut number = 0_u32;
-        for shift in (0..32).step_by(7) {
-            let byte = *self.bytes.get(self.at)?;
-            self.at += 1;
-            number |= u32::from(byte & 0x7f).checked_shl(shift)?;
-            if byte < 0x80 {
-                return Some(number as usize);
-            }
-        }
-        None
     }
 }
 

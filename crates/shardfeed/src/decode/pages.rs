@@ -1,61 +1,73 @@
 use std::sync::Arc;
 
-use parquet::basic::{BrotliLevel, Compression, GzipLevel, Type as PhysicalType, ZstdLevel};
+use bytes::Bytes;
+use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::serialized_reader::SerializedPageReader;
-use shardfeed_plan::RowGroup;
+use shardfeed_plan::{IdType, RowGroup};
 
-use super::inflate;
-use super::values::flat_column;
+use super::foreign_values::{flat_column, physical_type};
 use crate::dataset::{ChunkBytes, LastPage};
-use crate::page_limit::PageLimit;
+use crate::page_memory::PageMemory;
 use crate::{DataSet, foreign};
 
-/// The pages of a column chunk. Decompressed by the crate, except where it would not know when to stop.
+/// The pages of a column chunk, from any of them on: headers and checksums by the crate, decompressed into buffers
+/// that are used again.
 pub(super) struct Pages {
+    data: Arc<DataSet>,
+    memory: Arc<PageMemory>,
+    codec: Compression,
     reader: SerializedPageReader<ChunkBytes>,
     last_page: Arc<LastPage>,
-    /// The codec, if pages are decompressed here.
-    inflated_here: Option<Compression>,
+}
+
+/// A page, decompressed.
+pub(super) struct LoadedPage {
+    pub page: Page,
+    /// Where its header begins in the file.
+    pub at: u64,
+    /// Bytes that it takes in memory.
+    pub capacity: u64,
 }
 
 impl Pages {
+    /// From the page that begins at byte `at` of the file, or from the first.
     pub fn open(
         data: &Arc<DataSet>,
         facts: &RowGroup,
-        ids: PhysicalType,
-        limit: PageLimit,
+        ids: IdType,
+        memory: &Arc<PageMemory>,
+        at: Option<u64>,
     ) -> Result<Self, String> {
         let codec =
             codec(facts.codec).ok_or_else(|| format!("its compression {} is not supported", facts.codec))?;
-        let inflated_here = inflate::is_ours(codec).then_some(codec);
-        let chunk = ColumnChunkMetaData::builder(flat_column(ids))
-            .set_compression(if inflated_here.is_some() { Compression::UNCOMPRESSED } else { codec })
+        let from = at.unwrap_or(facts.chunk_start);
+        let chunk = ColumnChunkMetaData::builder(flat_column(physical_type(ids)))
+            .set_compression(Compression::UNCOMPRESSED)
             .set_num_values(facts.slots() as i64)
-            .set_data_page_offset(facts.chunk_start as i64)
-            .set_total_compressed_size(facts.chunk_len as i64)
+            .set_data_page_offset(from as i64)
+            .set_total_compressed_size((facts.chunk_start + facts.chunk_len).saturating_sub(from) as i64)
             .build()
             .map_err(|error| error.to_string())?;
-        let bytes = ChunkBytes::new(data, facts, limit);
+        let bytes = ChunkBytes::new(data, facts, memory);
         let last_page = bytes.last_page();
         let reader = SerializedPageReader::new(Arc::new(bytes), &chunk, facts.rows as usize, None)
             .map_err(|error| error.to_string())?;
-        Ok(Self { reader, last_page, inflated_here })
+        Ok(Self { data: Arc::clone(data), memory: Arc::clone(memory), codec, reader, last_page })
     }
 
-    pub fn next(&mut self) -> Result<Option<Page>, ParquetError> {
+    pub fn next(&mut self) -> Result<Option<LoadedPage>, ParquetError> {
         let page =
             foreign::call(|| self.reader.get_next_page()).unwrap_or_else(|panic| Err(general(panic)))?;
-        match (page, self.inflated_here) {
-            (Some(page), Some(codec)) => {
-                let len = self.last_page.uncompressed_bytes();
-                let inflated = foreign::call(|| inflate_page(page, codec, len)).and_then(|page| page);
-                inflated.map(Some).map_err(general)
-            }
-            (page, _) => Ok(page),
+        let Some(mut page) = page else { return Ok(None) };
+        let at = self.last_page.at();
+        let mut capacity = page.buffer().len() as u64;
+        if self.codec != Compression::UNCOMPRESSED {
+            capacity = self.inflate(&mut page).map_err(general)?;
         }
+        Ok(Some(LoadedPage { page, at, capacity }))
     }
 
     pub fn peek(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
@@ -65,31 +77,40 @@ impl Pages {
     pub fn skip(&mut self) -> Result<(), ParquetError> {
         foreign::call(|| self.reader.skip_next_page()).unwrap_or_else(|panic| Err(general(panic)))
     }
+
+    /// Decompresses a page: all of it, or, in the second version, what follows the levels. Returns what it takes.
+    fn inflate(&self, page: &mut Page) -> Result<u64, String> {
+        let len = self.last_page.uncompressed_bytes();
+        let (buf, levels_len) = match page {
+            Page::DataPage { buf, .. } | Page::DictionaryPage { buf, .. } => (buf, 0),
+            Page::DataPageV2 { buf, def_levels_byte_len, rep_levels_byte_len, is_compressed, .. } => {
+                let levels_len =
+                    (*def_levels_byte_len as usize).saturating_add(*rep_levels_byte_len as usize);
+                if !*is_compressed {
+                    return Ok(buf.len() as u64);
+                }
+                (buf, levels_len)
+            }
+        };
+        let (Some(values_len), Some(compressed)) = (len.checked_sub(levels_len), buf.get(levels_len..))
+        else {
+            return Err(format!("levels of {levels_len} bytes in a page of {len}"));
+        };
+        let mut inflated = self.memory.buffer(len);
+        let (levels, values) = inflated.as_mut().split_at_mut(levels_len);
+        levels.copy_from_slice(&buf[..levels_len]);
+        // A page without values has nothing to decompress, not even an empty stream.
+        if values_len > 0 {
+            self.data.inflate().inflate(self.codec, compressed, values)?;
+        }
+        let capacity = inflated.capacity();
+        *buf = Bytes::from_owner(inflated);
+        Ok(capacity)
+    }
 }
 
 fn general(reason: String) -> ParquetError {
     ParquetError::General(reason)
-}
-
-/// The page with its compressed part decompressed: all of it, or, in the second version, what follows the levels.
-fn inflate_page(mut page: Page, codec: Compression, len: usize) -> Result<Page, String> {
-    match &mut page {
-        Page::DataPage { buf, .. } | Page::DictionaryPage { buf, .. } => {
-            *buf = inflate::inflate(codec, buf, len)?;
-        }
-        Page::DataPageV2 { buf, def_levels_byte_len, rep_levels_byte_len, is_compressed, .. } => {
-            let levels_len = (*def_levels_byte_len as usize).saturating_add(*rep_levels_byte_len as usize);
-            let (Some(values_len), true) = (len.checked_sub(levels_len), levels_len <= buf.len()) else {
-                return Err(format!("levels of {levels_len} bytes in a page of {len}"));
-            };
-            // A page without values has nothing to decompress, not even an empty stream.
-            if *is_compressed && values_len > 0 {
-                let values = inflate::inflate(codec, &buf[levels_len..], values_len)?;
-                *buf = [&buf[..levels_len], &values[..]].concat().into();
-            }
-        }
-    }
-    Ok(page)
 }
 
 fn codec(number: u8) -> Option<Compression> {

@@ -1,25 +1,46 @@
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
-
-use parquet::basic::{Encoding, Repetition, Type as PhysicalType};
-use parquet::column::page::{Page, PageMetadata, PageReader};
-use parquet::column::reader::ColumnReaderImpl;
-use parquet::data_type::{DataType, Int32Type, Int64Type};
-use parquet::errors::ParquetError;
-use parquet::schema::types::{ColumnDescPtr, ColumnDescriptor, ColumnPath, Type};
+use bytes::Bytes;
+use parquet::basic::Encoding;
+use parquet::column::page::Page;
 use shardfeed_plan::IdType;
 
+use super::delta::Deltas;
+use super::foreign_values::ForeignValues;
+use super::indexes::Indexes;
+
 /// Token ids of a column chunk's pages, in order, in portions of any size.
+///
+/// The encodings that writers choose for token ids are decoded here, straight into the caller's memory; others are
+/// left to the `parquet` crate.
 pub(super) struct Values {
-    pages: PageQueue,
-    reader: Reader,
     ids: IdType,
-    has_dictionary: bool,
+    dictionary: Option<Dictionary>,
+    /// Values of the page at hand, without its levels.
+    bytes: Bytes,
+    page: PageValues,
+    left: usize,
+    /// Pages that the crate decoded.
+    foreign_pages: u32,
 }
 
-enum Reader {
-    Int32(ColumnReaderImpl<Int32Type>, Vec<i32>),
-    Int64(ColumnReaderImpl<Int64Type>, Vec<i64>),
+enum PageValues {
+    /// From byte `at` on.
+    Plain {
+        at: usize,
+    },
+    Indexes(Indexes),
+    Deltas(Deltas),
+    Foreign {
+        reader: Box<ForeignValues>,
+        encoding: Encoding,
+        count: usize,
+    },
+}
+
+/// The ids of a dictionary page; or the page itself, where an entry is no id: whether it is used, and in which row,
+/// only the crate's reader tells.
+enum Dictionary {
+    Ids(Vec<u32>),
+    Foreign(Page),
 }
 
 /// Why values could not be read.
@@ -30,117 +51,242 @@ pub(super) enum ValueError {
     NotAnId(String),
 }
 
-/// Values converted at once: bounds the scratch space, and stays in the cache.
-const PORTION: usize = 4096;
+impl From<String> for ValueError {
+    fn from(reason: String) -> Self {
+        Self::Page(reason)
+    }
+}
 
 impl Values {
     pub fn new(ids: IdType) -> Self {
-        let pages = PageQueue::default();
-        let boxed = Box::new(pages.clone());
-        let reader = match physical_type(ids) {
-            PhysicalType::INT32 => {
-                Reader::Int32(ColumnReaderImpl::new(flat_column(PhysicalType::INT32), boxed), Vec::new())
-            }
-            _ => Reader::Int64(ColumnReaderImpl::new(flat_column(PhysicalType::INT64), boxed), Vec::new()),
-        };
-        Self { pages, reader, ids, has_dictionary: false }
+        let page = PageValues::Plain { at: 0 };
+        Self { ids, dictionary: None, bytes: Bytes::new(), page, left: 0, foreign_pages: 0 }
     }
 
-    /// Hands over a dictionary page, or the values of a data page without its levels. Refuses what the crate's
-    /// decoders take for granted.
-    pub fn push(&mut self, page: Page) -> Result<(), String> {
-        let (count, bytes) = (page.num_values() as usize, page.buffer().len());
-        match page.encoding() {
-            _ if page.is_dictionary_page() => self.has_dictionary = true,
-            Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY if !self.has_dictionary => {
+    /// Pages that the crate's reader decoded so far.
+    pub fn foreign_pages(&self) -> u32 {
+        self.foreign_pages
+    }
+
+    /// Bytes that the dictionary takes.
+    pub fn dictionary_bytes(&self) -> u64 {
+        match &self.dictionary {
+            None => 0,
+            Some(Dictionary::Ids(ids)) => 4 * ids.capacity() as u64,
+            Some(Dictionary::Foreign(page)) => page.buffer().len() as u64,
+        }
+    }
+
+    /// Takes a dictionary page.
+    pub fn set_dictionary(&mut self, page: Page) -> Result<(), String> {
+        let count = page.num_values() as usize;
+        if !matches!(page.encoding(), Encoding::PLAIN | Encoding::PLAIN_DICTIONARY) {
+            return Err(format!("its dictionary is encoded as {}", page.encoding()));
+        }
+        let bytes = page.buffer();
+        let Some(bytes) = count.checked_mul(id_bytes(self.ids)).and_then(|len| bytes.get(..len)) else {
+            return Err(format!("its dictionary claims {count} entries in {} bytes", bytes.len()));
+        };
+        let mut ids = vec![0; count];
+        self.dictionary = Some(match read_plain(self.ids, bytes, &mut ids) {
+            Ok(()) => Dictionary::Ids(ids),
+            Err(_) => Dictionary::Foreign(page),
+        });
+        Ok(())
+    }
+
+    /// Goes on with the `count` values of a data page.
+    pub fn set_page(&mut self, bytes: Bytes, encoding: Encoding, count: usize) -> Result<(), String> {
+        self.page = match (encoding, &self.dictionary) {
+            (Encoding::PLAIN, _) => PageValues::Plain { at: 0 },
+            (Encoding::DELTA_BINARY_PACKED, _) => PageValues::Deltas(Deltas::new(&bytes)?),
+            (Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY, Some(Dictionary::Ids(_))) => {
+                PageValues::Indexes(Indexes::new(&bytes)?)
+            }
+            (Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY, None) => {
                 return Err("its values are in a dictionary, and there is none".to_owned());
             }
-            Encoding::BYTE_STREAM_SPLIT if Some(bytes) != count.checked_mul(self.id_bytes()) => {
-                return Err(format!("{count} values in {bytes} bytes"));
+            _ => {
+                self.foreign_pages += 1;
+                let reader = Box::new(self.foreign(&bytes, encoding, count)?);
+                PageValues::Foreign { reader, encoding, count }
             }
-            _ => {}
-        }
-        self.pages.lock().push_back(page);
+        };
+        self.bytes = bytes;
+        self.left = count;
         Ok(())
     }
 
-    fn id_bytes(&self) -> usize {
-        match self.reader {
-            Reader::Int32(..) => 4,
-            Reader::Int64(..) => 8,
+    fn foreign(&self, bytes: &Bytes, encoding: Encoding, count: usize) -> Result<ForeignValues, String> {
+        let dictionary = match &self.dictionary {
+            Some(Dictionary::Foreign(page)) => Some(page),
+            _ => None,
+        };
+        ForeignValues::open(self.ids, dictionary, bytes.clone(), encoding, count)
+    }
+
+    /// Lets go of the page and the dictionary; where it stands is not forgotten.
+    pub fn unload(&mut self) {
+        self.bytes = Bytes::new();
+        self.dictionary = None;
+        if let PageValues::Foreign { reader, .. } = &mut self.page {
+            **reader = ForeignValues::closed(self.ids);
         }
     }
 
-    /// Appends the next `count` ids to `out`.
-    pub fn read(&mut self, mut count: usize, out: &mut Vec<u32>) -> Result<(), ValueError> {
-        while count > 0 {
-            let portion = count.min(PORTION);
-            match &mut self.reader {
-                Reader::Int32(reader, scratch) => {
-                    read_portion(reader, portion, scratch)?;
-                    let from = out.len();
-                    out.extend(scratch.iter().map(|&value| value.cast_unsigned()));
-                    // An unsigned 32-bit id uses all 32 bits; any other with the highest bit set is negative.
-                    let or = out[from..].iter().fold(0, |all, &id| all | id);
-                    let id_max = match self.ids {
-                        IdType::U32 => u32::MAX,
-                        IdType::U16 => u32::from(u16::MAX),
-                        _ => i32::MAX.cast_unsigned(),
-                    };
-                    if or > id_max
-                        && let Some(bad) = out[from..].iter().find(|&&id| id > id_max)
-                    {
-                        return Err(not_an_id(i64::from(bad.cast_signed()), self.ids));
-                    }
-                }
-                Reader::Int64(reader, scratch) => {
-                    read_portion(reader, portion, scratch)?;
-                    let or = scratch.iter().fold(0, |all, &value| all | value);
-                    if u32::try_from(or).is_err()
-                        && let Some(&bad) = scratch.iter().find(|&&value| u32::try_from(value).is_err())
-                    {
-                        return Err(not_an_id(bad, self.ids));
-                    }
-                    out.extend(scratch.iter().map(|&value| value as u32));
-                }
-            }
-            count -= portion;
+    /// Brings back the page that was let go of, its dictionary being there again.
+    pub fn reload(&mut self, bytes: Bytes) -> Result<(), String> {
+        if let PageValues::Foreign { encoding, count, .. } = self.page {
+            let mut again = self.foreign(&bytes, encoding, count)?;
+            again.skip(count - self.left).map_err(|error| match error {
+                ValueError::Page(reason) | ValueError::NotAnId(reason) => reason,
+            })?;
+            self.page = PageValues::Foreign { reader: Box::new(again), encoding, count };
         }
+        self.bytes = bytes;
         Ok(())
+    }
+
+    /// Fills `out` with the next ids.
+    pub fn read(&mut self, out: &mut [u32]) -> Result<(), ValueError> {
+        self.take(out.len())?;
+        let ids = self.ids;
+        match (&mut self.page, &self.dictionary) {
+            (PageValues::Plain { at }, _) => {
+                let bytes = plain_bytes(&self.bytes, at, out.len() * id_bytes(ids))?;
+                read_plain(ids, bytes, out).map_err(|bad| not_an_id(bad, ids))
+            }
+            (PageValues::Indexes(indexes), Some(Dictionary::Ids(ids))) => {
+                Ok(indexes.read(&self.bytes, ids, out)?)
+            }
+            (PageValues::Deltas(deltas), _) => {
+                let mut bad = None;
+                let mut at = 0;
+                deltas.read(&self.bytes, out.len(), |values| {
+                    for (id, &value) in out[at..].iter_mut().zip(values) {
+                        match to_id(value, ids) {
+                            Ok(good) => *id = good,
+                            Err(value) => bad = bad.or(Some(value)),
+                        }
+                    }
+                    at += values.len();
+                })?;
+                bad.map_or(Ok(()), |bad| Err(not_an_id(bad, ids)))
+            }
+            (PageValues::Foreign { reader, .. }, _) => reader.read(out),
+            (PageValues::Indexes(_), _) => Err(ValueError::Page("its dictionary is gone".to_owned())),
+        }
     }
 
     /// Passes over the next `count` ids.
     pub fn skip(&mut self, count: usize) -> Result<(), ValueError> {
-        let skipped = match &mut self.reader {
-            Reader::Int32(reader, _) => reader.skip_records(count),
-            Reader::Int64(reader, _) => reader.skip_records(count),
-        };
-        match skipped {
-            Ok(skipped) if skipped == count => Ok(()),
-            Ok(skipped) => Err(too_few(count, skipped)),
-            Err(error) => Err(ValueError::Page(error.to_string())),
+        self.take(count)?;
+        match &mut self.page {
+            PageValues::Plain { at } => {
+                plain_bytes(&self.bytes, at, count * id_bytes(self.ids))?;
+                Ok(())
+            }
+            PageValues::Indexes(indexes) => Ok(indexes.skip(&self.bytes, count)?),
+            PageValues::Deltas(deltas) => Ok(deltas.read(&self.bytes, count, |_| ())?),
+            PageValues::Foreign { reader, .. } => reader.skip(count),
         }
     }
-}
 
-fn read_portion<T: DataType>(
-    reader: &mut ColumnReaderImpl<T>,
-    count: usize,
-    scratch: &mut Vec<T::T>,
-) -> Result<(), ValueError> {
-    scratch.clear();
-    match reader.read_records(count, None, None, scratch) {
-        Ok((read, _, _)) if read == count => Ok(()),
-        Ok((read, _, _)) => Err(too_few(count, read)),
-        Err(error) => Err(ValueError::Page(error.to_string())),
+    fn take(&mut self, count: usize) -> Result<(), ValueError> {
+        let Some(left) = self.left.checked_sub(count) else {
+            return Err(too_few(count, self.left));
+        };
+        self.left = left;
+        Ok(())
     }
 }
 
-fn too_few(wanted: usize, found: usize) -> ValueError {
+/// The next `len` bytes.
+fn plain_bytes<'a>(bytes: &'a Bytes, at: &mut usize, len: usize) -> Result<&'a [u8], ValueError> {
+    let found = bytes.get(*at..).and_then(|rest| rest.get(..len));
+    let found = found.ok_or_else(|| {
+        ValueError::Page(format!(
+            "its values end early: {len} more bytes are needed at {at} of {}",
+            bytes.len()
+        ))
+    })?;
+    *at += len;
+    Ok(found)
+}
+
+/// Ids as they are, one after another. The first that is none is the error.
+fn read_plain(ids: IdType, bytes: &[u8], out: &mut [u32]) -> Result<(), i64> {
+    let is_bad = match ids {
+        IdType::U16 | IdType::U32 | IdType::I32 => {
+            // A copy, and one look at all bits together: only when that is suspicious, at each.
+            let mut all = 0;
+            for (id, value) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *id = u32::from_le_bytes(*value);
+                all |= *id;
+            }
+            all > id_max(ids)
+        }
+        IdType::I64 | IdType::U64 => {
+            let mut all = 0;
+            for (id, value) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
+                let value = u64::from_le_bytes(*value);
+                *id = value as u32;
+                all |= value;
+            }
+            all > u64::from(u32::MAX)
+        }
+    };
+    if !is_bad {
+        return Ok(());
+    }
+    let bad = match ids {
+        IdType::U16 | IdType::U32 | IdType::I32 => {
+            out.iter().find(|&&id| id > id_max(ids)).map(|&id| i64::from(id.cast_signed()))
+        }
+        IdType::I64 | IdType::U64 => bytes
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|value| i64::from_le_bytes(*value))
+            .find(|&value| u32::try_from(value).is_err()),
+    };
+    bad.map_or(Ok(()), Err)
+}
+
+/// A value as it comes out of a delta page, to an id.
+fn to_id(value: i64, ids: IdType) -> Result<u32, i64> {
+    match ids {
+        IdType::U16 | IdType::U32 | IdType::I32 => {
+            // Differences of 32-bit columns wrap at 32 bits, whatever the writer took them in.
+            let id = value as u32;
+            if id <= id_max(ids) { Ok(id) } else { Err(i64::from(id.cast_signed())) }
+        }
+        IdType::I64 | IdType::U64 => u32::try_from(value).map_err(|_| value),
+    }
+}
+
+/// The largest id that a 32-bit column of this type holds; above, the highest bit makes it negative.
+pub(super) fn id_max(ids: IdType) -> u32 {
+    match ids {
+        IdType::U16 => u16::MAX.into(),
+        IdType::I32 => i32::MAX.cast_unsigned(),
+        _ => u32::MAX,
+    }
+}
+
+/// Bytes of an id as it is stored.
+pub(super) fn id_bytes(ids: IdType) -> usize {
+    match ids {
+        IdType::U16 | IdType::U32 | IdType::I32 => 4,
+        IdType::I64 | IdType::U64 => 8,
+    }
+}
+
+pub(super) fn too_few(wanted: usize, found: usize) -> ValueError {
     ValueError::Page(format!("its levels announce {wanted} more values, but {found} are there"))
 }
 
-fn not_an_id(value: i64, ids: IdType) -> ValueError {
+pub(super) fn not_an_id(value: i64, ids: IdType) -> ValueError {
     let text = match ids {
         IdType::U64 => value.cast_unsigned().to_string(),
         _ => value.to_string(),
@@ -148,58 +294,4 @@ fn not_an_id(value: i64, ids: IdType) -> ValueError {
     let wrong = if text.starts_with('-') { "is negative" } else { "is over 4,294,967,295" };
     let wrong = if ids == IdType::U16 { "does not fit the column's type u16" } else { wrong };
     ValueError::NotAnId(format!("{text} {wrong}, so it is no token id; tokenize this row again"))
-}
-
-/// How ids are stored.
-pub(super) fn physical_type(ids: IdType) -> PhysicalType {
-    match ids {
-        IdType::U16 | IdType::U32 | IdType::I32 => PhysicalType::INT32,
-        IdType::I64 | IdType::U64 => PhysicalType::INT64,
-    }
-}
-
-/// A required column of integers: what is left of a list column when its levels are taken off.
-pub(super) fn flat_column(physical: PhysicalType) -> ColumnDescPtr {
-    let column = Type::primitive_type_builder("ids", physical)
-        .with_repetition(Repetition::REQUIRED)
-        .build()
-        .expect("a plain integer type");
-    Arc::new(ColumnDescriptor::new(Arc::new(column), 0, 0, ColumnPath::from("ids")))
-}
-
-/// The door through which the cursor hands pages to the crate's reader, which owns the other side of it.
-#[derive(Clone, Default)]
-struct PageQueue(Arc<Mutex<VecDeque<Page>>>);
-
-impl PageQueue {
-    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Page>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Iterator for PageQueue {
-    type Item = Result<Page, ParquetError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.lock().pop_front().map(Ok)
-    }
-}
-
-impl PageReader for PageQueue {
-    fn get_next_page(&mut self) -> Result<Option<Page>, ParquetError> {
-        Ok(self.lock().pop_front())
-    }
-
-    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
-        Ok(self.lock().front().map(|page| {
-            let is_dict = page.is_dictionary_page();
-            let count = (!is_dict).then_some(page.num_values() as usize);
-            PageMetadata { num_rows: count, num_levels: count, is_dict }
-        }))
-    }
-
-    fn skip_next_page(&mut self) -> Result<(), ParquetError> {
-        self.lock().pop_front();
-        Ok(())
-    }
 }

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use shardfeed_plan::{FileOrder, Rank, RankError};
 
 use crate::decode::RowGroupCursor;
-use crate::page_limit::{PAGE_BYTES_USUAL, PageLimit};
+use crate::page_memory::{PageMemory, WORK_BYTES_USUAL};
 use crate::scan::scan_file;
 use crate::{DataSet, Error, LMBatch, Result, Source};
 
@@ -128,7 +128,7 @@ impl StreamingParquetLoader {
     /// for files larger than memory there is [`batches`](Self::batches).
     pub fn next_batches(&mut self) -> Result<Option<Vec<LMBatch>>> {
         let Some(path) = self.my_files.get(self.file_idx) else { return Ok(None) };
-        let mut file = FileBatches::open(path, self.cut, self.batches_taken, PageLimit::default())?;
+        let mut file = FileBatches::open(path, self.cut, self.batches_taken, &Arc::default())?;
         let batches = file.by_ref().collect::<Result<_>>()?;
         self.rows_skipped += file.sequences.rows_skipped;
         self.file_idx += 1;
@@ -242,13 +242,13 @@ impl<'a> LMBatches<'a> {
     fn start(loader: &'a mut StreamingParquetLoader) -> Self {
         let mut batches = Self { loader, error: None, incoming: None, thread: None };
         match batches.plan_memory() {
-            Ok((queue_len, page_limit)) => {
+            Ok((queue_len, memory)) => {
                 let (outgoing, incoming) = sync_channel(queue_len);
                 let files = batches.loader.my_files[batches.loader.file_idx..].to_vec();
                 let (cut, taken) = (batches.loader.cut, batches.loader.batches_taken);
                 let thread = std::thread::Builder::new()
                     .name("shardfeed-files".to_owned())
-                    .spawn(move || send_files(&files, cut, taken, page_limit, &outgoing));
+                    .spawn(move || send_files(&files, cut, taken, &memory, &outgoing));
                 match thread {
                     Ok(thread) => (batches.thread, batches.incoming) = (Some(thread), Some(incoming)),
                     Err(error) => {
@@ -262,12 +262,12 @@ impl<'a> LMBatches<'a> {
         batches
     }
 
-    /// Batches that may wait, and how large a page may be.
-    fn plan_memory(&self) -> Result<(usize, PageLimit)> {
+    /// Batches that may wait, and what is left for pages.
+    fn plan_memory(&self) -> Result<(usize, Arc<PageMemory>)> {
         let Cut { batch_size, seq_len, .. } = self.loader.cut;
         // Padded batches hold inputs and targets of four bytes each.
         let batch_bytes = (batch_size as u64).saturating_mul(seq_len as u64).saturating_mul(8).max(1);
-        let needed = batch_bytes.saturating_mul(BATCHES_OUTSIDE_QUEUE).saturating_add(PAGE_BYTES_USUAL);
+        let needed = batch_bytes.saturating_mul(BATCHES_OUTSIDE_QUEUE).saturating_add(WORK_BYTES_USUAL);
         let given = self.loader.memory_budget;
         if given < needed {
             return Err(Error::Budget {
@@ -281,7 +281,7 @@ impl<'a> LMBatches<'a> {
         }
         let queue_len = ((given - needed) / batch_bytes).min(QUEUE_MAX);
         let for_page = given - (BATCHES_OUTSIDE_QUEUE + queue_len) * batch_bytes;
-        Ok((queue_len as usize, PageLimit::within(given, for_page, 1)))
+        Ok((queue_len as usize, Arc::new(PageMemory::within(given, for_page, 1))))
     }
 }
 
@@ -335,14 +335,12 @@ fn send_files(
     files: &[PathBuf],
     cut: Cut,
     already_taken: usize,
-    page_limit: PageLimit,
+    memory: &Arc<PageMemory>,
     outgoing: &SyncSender<Message>,
 ) {
     for (index, path) in files.iter().enumerate() {
         let already_taken = if index == 0 { already_taken } else { 0 };
-        match FileBatches::open(path, cut, already_taken, page_limit)
-            .and_then(|file| send_file(file, outgoing))
-        {
+        match FileBatches::open(path, cut, already_taken, memory).and_then(|file| send_file(file, outgoing)) {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {
@@ -373,13 +371,13 @@ struct FileBatches {
 }
 
 impl FileBatches {
-    fn open(path: &Path, cut: Cut, already_taken: usize, page_limit: PageLimit) -> Result<Self> {
+    fn open(path: &Path, cut: Cut, already_taken: usize, memory: &Arc<PageMemory>) -> Result<Self> {
         let (data, uncounted) = scan_file(path)?;
         let sequences = FileSequences {
             data,
             uncounted,
             rows_skipped: 0,
-            page_limit,
+            memory: Arc::clone(memory),
             next_row_group: 0,
             cursor: None,
             tokens: Vec::new(),
@@ -414,7 +412,7 @@ struct FileSequences {
     /// Row groups whose tokens no statistics tell; they are counted as they are read.
     uncounted: Vec<usize>,
     rows_skipped: u64,
-    page_limit: PageLimit,
+    memory: Arc<PageMemory>,
     next_row_group: u32,
     cursor: Option<RowGroupCursor>,
     tokens: Vec<u32>,
@@ -431,7 +429,7 @@ impl FileSequences {
                 if self.next_row_group as usize == self.data.manifest().row_groups().len() {
                     return Ok(None);
                 }
-                let cursor = self.data.open_row_group_within(self.next_row_group, self.page_limit)?;
+                let cursor = self.data.open_row_group_within(self.next_row_group, &self.memory)?;
                 let is_counted = !self.uncounted.contains(&(self.next_row_group as usize));
                 self.cursor = Some(if is_counted { cursor } else { cursor.uncounted() });
                 self.next_row_group += 1;

@@ -1,19 +1,22 @@
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use shardfeed_plan::{
     EpochOrder, Manifest, Packing, Rank, SettingsRequest, SkipsError, StateError, StreamSettings,
     StreamState, Tail,
 };
 
-use crate::batch::{Batch, BatchShape, Dtype, LabelStyle};
+use crate::array::ArrayPool;
+use crate::batch::{Batch, BatchArrays, BatchShape, Dtype, LabelStyle};
 use crate::engine::{Engine, EngineSettings, plan_memory};
 use crate::explain::{StepOrigin, explain_step};
-use crate::page_limit::PAGE_BYTES_USUAL;
+use crate::page_memory::WORK_BYTES_USUAL;
 use crate::parallel::default_threads;
 use crate::scan::scan;
+use crate::stats::Counters;
 use crate::window::LineSource;
-use crate::{CachePolicy, DataSet, Error, ReadCounts, Result, ScanOptions, ScanReport, Source};
+use crate::{CachePolicy, DataSet, Error, LoaderStats, ReadCounts, Result, ScanOptions, ScanReport, Source};
 
 /// One rank's stream of batches.
 ///
@@ -33,6 +36,11 @@ pub struct TokenLoader {
     source: Arc<LineSource>,
     /// Runs from the first batch of an epoch to its last; a change of position ends it.
     engine: Option<Engine>,
+    pool: ArrayPool,
+    counters: Arc<Counters>,
+    stats: LoaderStats,
+    /// When the first batch was asked for.
+    began: Option<Instant>,
 }
 
 /// Gathers what a [`TokenLoader`] is to do; [`build`](Self::build) judges it.
@@ -56,7 +64,7 @@ struct BatchOptions {
     dtype: Dtype,
     labels: LabelStyle,
     pad_id: u32,
-    cu_seqlens: bool,
+    arrays: BatchArrays,
 }
 
 /// More are a mistake.
@@ -90,6 +98,8 @@ impl TokenLoader {
     ///
     /// After an error the stream stands where it stood: the next call tries again.
     pub fn next_batch(&mut self) -> Result<Option<Batch>> {
+        let asked = Instant::now();
+        let began = *self.began.get_or_insert(asked);
         if self.engine.is_none() {
             // An epoch of its own may end otherwise than the rest of the one that was resumed.
             check_tail(&self.source.order, &self.state, self.tail)?;
@@ -98,6 +108,11 @@ impl TokenLoader {
         match self.engine.as_ref().expect("just started").next() {
             Ok(Some((batch, next_position))) => {
                 self.state.position = next_position;
+                let now = Instant::now();
+                self.stats.batches += 1;
+                self.stats.tokens += batch.tokens;
+                self.stats.elapsed = now - began;
+                self.stats.stalled += now - asked;
                 Ok(Some(batch))
             }
             Ok(None) => {
@@ -224,6 +239,16 @@ impl TokenLoader {
         self.data.counts()
     }
 
+    /// What the loader did so far: tokens per second, how long the trainer waited, bytes read, and more.
+    pub fn stats(&self) -> LoaderStats {
+        LoaderStats {
+            decoding: self.counters.decoding(),
+            queue_depth: self.engine.as_ref().map_or(0, Engine::queue_depth),
+            read: self.data.counts(),
+            ..self.stats
+        }
+    }
+
     /// What the scan at the start did.
     pub fn scan_report(&self) -> &ScanReport {
         &self.scan_report
@@ -251,11 +276,13 @@ impl TokenLoader {
                 dtype: self.batch.dtype,
                 labels: self.batch.labels,
                 pad_id: self.batch.pad_id,
-                cu_seqlens: self.batch.cu_seqlens,
+                arrays: self.batch.arrays,
+                pool: self.pool.clone(),
             },
             tail: self.tail,
             threads: self.threads,
             memory_budget: self.memory_budget,
+            counters: Arc::clone(&self.counters),
         }
     }
 }
@@ -340,7 +367,13 @@ impl TokenLoaderBuilder {
 
     /// Also give the starts of documents, as attention with variable lengths takes them.
     pub fn cu_seqlens(mut self, wanted: bool) -> Self {
-        self.batch.cu_seqlens = wanted;
+        self.batch.arrays.cu_seqlens = wanted;
+        self
+    }
+
+    /// Which arrays batches have besides `input_ids`; those left out are empty. All but `cu_seqlens` by default.
+    pub fn arrays(mut self, arrays: BatchArrays) -> Self {
+        self.batch.arrays = arrays;
         self
     }
 
@@ -406,7 +439,7 @@ impl TokenLoaderBuilder {
             return Err(Error::Invalid(format!("pad_id {} does not fit int32", self.batch.pad_id)));
         }
         let share = self.rank.share(u64::from(self.global_batch));
-        if self.batch.cu_seqlens
+        if self.batch.arrays.cu_seqlens
             && (share.end - share.start) * u64::from(self.request.seq_len) > i32::MAX as u64
         {
             return Err(Error::Invalid("cu_seqlens has 32 bits; this batch has more tokens".to_owned()));
@@ -427,7 +460,7 @@ impl TokenLoaderBuilder {
         let epoch = self.epoch.unwrap_or(0);
         self.scan.threads = self.scan.threads.or(self.threads);
         // Counting comes before anything else takes memory; a budget that is too small for the rest is refused after.
-        self.scan.memory_budget = Some(self.memory_budget.max(PAGE_BYTES_USUAL * default_threads() as u64));
+        self.scan.memory_budget = Some(self.memory_budget.max(WORK_BYTES_USUAL * default_threads() as u64));
         self.scan.pieces_of = (settings.packing == Packing::Pad).then_some(settings.seq_len);
         let (data, scan_report) = scan(&self.source, &self.scan)?;
         let source = line_source(&data, &settings, epoch)?;
@@ -450,6 +483,10 @@ impl TokenLoaderBuilder {
             state,
             source,
             engine: None,
+            pool: ArrayPool::default(),
+            counters: Arc::default(),
+            stats: LoaderStats::default(),
+            began: None,
         };
         match &self.state {
             Some(state) => loader.load_state(state)?,

@@ -211,7 +211,7 @@ pub fn rows_of(batch: &Batch) -> Vec<NaiveSequence> {
             }
             naive.push(((index + 1) * batch.seq_len) as i32);
         }
-        assert_eq!(*cu_seqlens, naive);
+        assert_eq!(**cu_seqlens, *naive);
     }
     rows
 }
