@@ -1,7 +1,6 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,6 +14,7 @@ use shardfeed_plan::{Manifest, RowGroup};
 use crate::decode::Inflate;
 use crate::footer::modified_ns;
 use crate::page_memory::PageMemory;
+use crate::thrift::{Flaw, struct_len};
 use crate::{Error, Result};
 
 /// Files open at once. Lanes outnumber the descriptors a process may have; a file that made room is opened again.
@@ -229,7 +229,7 @@ impl ChunkReader for ChunkBytes {
     fn get_read(&self, start: u64) -> Result<HeaderBytes, ParquetError> {
         let (data, memory) = (Arc::clone(&self.data), Arc::clone(&self.memory));
         let chunk = Self { data, memory, last_page: self.last_page(), ..*self };
-        Ok(HeaderBytes { chunk, start, next: start, bytes: [0; HeaderBytes::LEN], unread: 0..0 })
+        Ok(HeaderBytes { chunk, start, bytes: Vec::new(), taken: 0 })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
@@ -245,34 +245,57 @@ impl ChunkReader for ChunkBytes {
     }
 }
 
-/// Bytes for a page header, a few at a time. Bodies are read by `get_bytes`, in one piece.
+/// A page header. Bodies are read by `get_bytes`, in one piece.
 pub(crate) struct HeaderBytes {
     chunk: ChunkBytes,
     start: u64,
-    next: u64,
-    bytes: [u8; Self::LEN],
-    unread: Range<usize>,
+    /// The header, once it is read; and how much of it was taken.
+    bytes: Vec<u8>,
+    taken: usize,
 }
 
 impl HeaderBytes {
     /// A header has some twenty bytes, and two values of statistics.
-    const LEN: usize = 128;
+    const LEN_USUAL: u64 = 128;
+    /// Far above what any writer makes.
+    const LEN_MAX: u64 = 1 << 20;
+
+    /// Reads the header, which is known to be sound then.
+    fn load(&mut self) -> Result<()> {
+        let mut len = Self::LEN_USUAL;
+        loop {
+            let there = self.chunk.end.saturating_sub(self.start).min(len);
+            self.bytes.resize(there as usize, 0);
+            self.chunk.read_exact(&mut self.bytes, self.start)?;
+            let flaw = match struct_len(&self.bytes) {
+                Ok(len) => {
+                    self.bytes.truncate(len);
+                    return self.chunk.check_page(&self.bytes, self.start);
+                }
+                Err(Flaw::Short) if there == len && len < Self::LEN_MAX => {
+                    len *= 8;
+                    continue;
+                }
+                Err(Flaw::Short) => "it has no end",
+                Err(Flaw::Foreign(flaw)) => flaw,
+            };
+            return Err(Error::Invalid(format!("the page header at byte {} is damaged: {flaw}", self.start)));
+        }
+    }
 }
 
 impl Read for HeaderBytes {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        if self.unread.is_empty() {
-            let len = self.chunk.end.saturating_sub(self.next).min(Self::LEN as u64) as usize;
-            self.chunk.read_exact(&mut self.bytes[..len], self.next).map_err(io::Error::other)?;
-            if self.next == self.start {
-                self.chunk.check_page(&self.bytes[..len], self.start).map_err(io::Error::other)?;
-            }
-            self.next += len as u64;
-            self.unread = 0..len;
+        if self.bytes.is_empty() {
+            self.load().map_err(io::Error::other)?;
         }
-        let len = out.len().min(self.unread.len());
-        out[..len].copy_from_slice(&self.bytes[self.unread.start..self.unread.start + len]);
-        self.unread.start += len;
+        let rest = &self.bytes[self.taken..];
+        if rest.is_empty() && !out.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let len = out.len().min(rest.len());
+        out[..len].copy_from_slice(&rest[..len]);
+        self.taken += len;
         Ok(len)
     }
 }

@@ -1,7 +1,7 @@
 //! What a file's footer says: the token column and its row groups.
 
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use parquet::basic::{ConvertedType, LogicalType, Repetition, Type as PhysicalType};
@@ -9,6 +9,7 @@ use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader, RowGroupMe
 use parquet::schema::types::{SchemaDescriptor, Type};
 use shardfeed_plan::{DataFile, IdType, RowGroup, TokenColumn};
 
+use crate::thrift::{Flaw, struct_len};
 use crate::{Error, Result, foreign};
 
 /// Names of the token column, the preferred one first.
@@ -35,6 +36,7 @@ pub(crate) fn read_footer(path: &Path, name: &str) -> Result<Footer> {
     if metadata.len() == 0 {
         return Err(not_parquet("the file is empty".to_owned()));
     }
+    check_footer(&file, metadata.len()).map_err(not_parquet)?;
     let parquet = foreign::call(|| ParquetMetaDataReader::new().parse_and_finish(&file))
         .map_err(not_parquet)?
         .map_err(|error| not_parquet(error.to_string()))?;
@@ -64,6 +66,26 @@ pub(crate) fn read_footer(path: &Path, name: &str) -> Result<Footer> {
     };
     Ok(Footer { file, row_groups, uncounted })
 }
+
+/// Refuses a footer whose lengths are not true. Where there is none at all, the crate says what is missing.
+fn check_footer(file: &File, size: u64) -> Result<(), String> {
+    let mut tail = [0; TAIL_LEN as usize];
+    let Some(tail_at) = size.checked_sub(TAIL_LEN) else { return Ok(()) };
+    file.read_exact_at(&mut tail, tail_at).map_err(|error| error.to_string())?;
+    let (len, magic) = tail.split_first_chunk::<4>().expect("eight bytes");
+    let len = u32::from_le_bytes(*len);
+    let Some(footer_at) = tail_at.checked_sub(len.into()).filter(|_| magic == b"PAR1") else { return Ok(()) };
+    let mut footer = vec![0; len as usize];
+    file.read_exact_at(&mut footer, footer_at).map_err(|error| error.to_string())?;
+    match struct_len(&footer) {
+        Ok(_) => Ok(()),
+        Err(Flaw::Short) => Err("its footer is damaged: it has no end".to_owned()),
+        Err(Flaw::Foreign(flaw)) => Err(format!("its footer is damaged: {flaw}")),
+    }
+}
+
+/// The footer's length and four letters.
+const TAIL_LEN: u64 = 8;
 
 struct RowGroupFacts {
     row_group: RowGroup,

@@ -39,6 +39,7 @@ impl Default for SampleData {
 
 /// How a file is written.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "writers have as many switches, each by itself")]
 pub struct WriteOptions {
     /// Name of the column.
     pub column: String,
@@ -56,8 +57,16 @@ pub struct WriteOptions {
     pub page_v2: bool,
     /// Bytes after which a page ends.
     pub page_bytes: usize,
+    /// Bytes after which no more ids go into the dictionary: later pages do without it.
+    pub dictionary_page_bytes: usize,
     /// Whether column chunks have statistics.
     pub statistics: bool,
+    /// Whether page headers have them, and column chunks, too.
+    pub page_statistics: bool,
+    /// Whether the schema allows null rows; if not, they are written as empty ones.
+    pub nullable_rows: bool,
+    /// Whether the schema allows nulls inside rows, though none are written.
+    pub nullable_items: bool,
 }
 
 impl Default for WriteOptions {
@@ -71,7 +80,11 @@ impl Default for WriteOptions {
             encoding: None,
             page_v2: false,
             page_bytes: 1 << 20,
+            dictionary_page_bytes: 1 << 20,
             statistics: true,
+            page_statistics: false,
+            nullable_rows: true,
+            nullable_items: true,
         }
     }
 }
@@ -106,9 +119,12 @@ fn write_parquet(path: &Path, rows: &[Option<Vec<u32>>], options: &WriteOptions)
         IdType::I64 => "int64 element",
         IdType::U64 => "int64 element (INTEGER(64, false))",
     };
+    let presence = |nullable| if nullable { "optional" } else { "required" };
     let schema = format!(
-        "message schema {{ optional group {} (LIST) {{ repeated group list {{ optional {item}; }} }} }}",
-        options.column
+        "message schema {{ {} group {} (LIST) {{ repeated group list {{ {} {item}; }} }} }}",
+        presence(options.nullable_rows),
+        options.column,
+        presence(options.nullable_items),
     );
     let leaf = ColumnPath::new(vec![options.column.clone(), "list".to_owned(), "element".to_owned()]);
     let mut properties = WriterProperties::builder()
@@ -120,12 +136,14 @@ fn write_parquet(path: &Path, rows: &[Option<Vec<u32>>], options: &WriteOptions)
             WriterVersion::PARQUET_1_0
         })
         .set_data_page_size_limit(options.page_bytes)
+        .set_dictionary_page_size_limit(options.dictionary_page_bytes)
         .set_write_batch_size(64.min(options.page_bytes))
-        .set_statistics_enabled(if options.statistics {
-            EnabledStatistics::Chunk
-        } else {
-            EnabledStatistics::None
-        });
+        .set_statistics_enabled(match (options.page_statistics, options.statistics) {
+            (true, _) => EnabledStatistics::Page,
+            (false, true) => EnabledStatistics::Chunk,
+            (false, false) => EnabledStatistics::None,
+        })
+        .set_write_page_header_statistics(options.page_statistics);
     if let Some(encoding) = options.encoding {
         properties = properties.set_column_encoding(leaf, encoding);
     }
@@ -135,9 +153,9 @@ fn write_parquet(path: &Path, rows: &[Option<Vec<u32>>], options: &WriteOptions)
         let mut group = writer.next_row_group()?;
         match options.ids {
             IdType::U16 | IdType::U32 | IdType::I32 => {
-                write_group::<Int32Type>(&mut group, rows, u32::cast_signed)?;
+                write_group::<Int32Type>(&mut group, rows, options, u32::cast_signed)?;
             }
-            IdType::I64 | IdType::U64 => write_group::<Int64Type>(&mut group, rows, i64::from)?,
+            IdType::I64 | IdType::U64 => write_group::<Int64Type>(&mut group, rows, options, i64::from)?,
         }
         group.close()?;
     }
@@ -148,15 +166,18 @@ fn write_parquet(path: &Path, rows: &[Option<Vec<u32>>], options: &WriteOptions)
 fn write_group<T: DataType>(
     group: &mut SerializedRowGroupWriter<'_, File>,
     rows: &[Option<Vec<u32>>],
+    options: &WriteOptions,
     convert: impl Fn(u32) -> T::T,
 ) -> Result<(), ParquetError> {
+    let empty_level = i16::from(options.nullable_rows);
+    let present_level = empty_level + 1 + i16::from(options.nullable_items);
     let (mut values, mut definition, mut repetition) = (Vec::new(), Vec::new(), Vec::new());
     for row in rows {
         match row.as_deref() {
             None => definition.push(0),
-            Some([]) => definition.push(1),
+            Some([]) => definition.push(empty_level),
             Some(tokens) => {
-                definition.resize(definition.len() + tokens.len(), 3);
+                definition.resize(definition.len() + tokens.len(), present_level);
                 values.extend(tokens.iter().map(|&token| convert(token)));
             }
         }

@@ -140,6 +140,7 @@ fn our_own_writer_and_the_reader_agree_over_the_cross_of_options() {
                         page_v2: flags & 1 > 0,
                         page_bytes: 150,
                         statistics: flags & 2 > 0,
+                        ..WriteOptions::default()
                     };
                     write_rows(&path, &rows, &options).unwrap();
                     let data = open(&path).unwrap();

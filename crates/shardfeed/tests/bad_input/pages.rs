@@ -1,16 +1,9 @@
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
-use parquet::column::page::PageReader;
-use parquet::file::metadata::ParquetMetaDataReader;
-use parquet::file::reader::{ChunkReader, Length};
-use parquet::file::serialized_reader::SerializedPageReader;
 use serde_json::Value;
 use shardfeed::sample::{WriteOptions, write_rows};
 use shardfeed::{
@@ -18,6 +11,7 @@ use shardfeed::{
 };
 
 use crate::common::Row;
+use crate::common::page_bodies::page_bodies;
 use crate::world::{assert_names, in_file_order, rest, without_a_hang};
 
 /// All tokens of a file, or why not.
@@ -68,45 +62,6 @@ fn read_by_file(
         input.iter().chain(last).copied().collect::<Vec<u32>>()
     });
     Ok(tokens.collect())
-}
-
-/// Where the bodies of pages lie in a file.
-fn page_bodies(path: &Path) -> Vec<Range<u64>> {
-    let file = std::fs::read(path).unwrap();
-    let footer = ParquetMetaDataReader::new().parse_and_finish(&Bytes::from(file.clone())).unwrap();
-    let noted = Arc::new(NotedReads { file: file.into(), bodies: Mutex::default() });
-    for group in footer.row_groups() {
-        let rows = group.num_rows() as usize;
-        let mut pages = SerializedPageReader::new(Arc::clone(&noted), group.column(0), rows, None).unwrap();
-        while pages.get_next_page().unwrap().is_some() {}
-    }
-    let noted = Arc::into_inner(noted).expect("nobody reads any more");
-    noted.bodies.into_inner().unwrap()
-}
-
-/// Page headers are read as a stream, bodies in one piece: so bodies are told apart.
-struct NotedReads {
-    file: Bytes,
-    bodies: Mutex<Vec<Range<u64>>>,
-}
-
-impl Length for NotedReads {
-    fn len(&self) -> u64 {
-        self.file.len() as u64
-    }
-}
-
-impl ChunkReader for NotedReads {
-    type T = <Bytes as ChunkReader>::T;
-
-    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
-        self.file.get_read(start)
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
-        self.bodies.lock().unwrap().push(start..start + length as u64);
-        self.file.get_bytes(start, length)
-    }
 }
 
 struct Victim {

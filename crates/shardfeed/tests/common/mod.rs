@@ -1,6 +1,8 @@
 //! What the tests of the loaders share: made-up data sets on disk, and a naive version of the stream over them.
 #![allow(dead_code)]
 
+pub mod page_bodies; // a file -> where its page bodies lie
+
 use std::path::Path;
 
 use proptest::prelude::*;
@@ -219,4 +221,31 @@ pub fn rows_of(batch: &Batch) -> Vec<NaiveSequence> {
 /// The order of an epoch over a manifest.
 pub fn order_of(manifest: &Manifest, settings: &StreamSettings, epoch: u64) -> EpochOrder {
     EpochOrder::new(&manifest.sizes(settings).expect("counted"), settings, epoch)
+}
+
+/// Throws of dice that are the same for the same seed, everywhere.
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        shardfeed::mix(self.0)
+    }
+
+    /// A number below `end`, which is over 0.
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.word() % end as u64) as usize
+    }
+
+    pub fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
 }
