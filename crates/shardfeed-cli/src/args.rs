@@ -3,15 +3,28 @@ use std::process::ExitCode;
 
 use clap::Args;
 use shardfeed::{
-    CachePolicy, Dtype, LabelStyle, Packing, Rank, Source, StreamState, Tail, TokenLoader,
+    CachePolicy, Dtype, LabelStyle, Packing, Rank, SettingsRequest, Source, StreamState, Tail, TokenLoader,
     TokenLoaderBuilder, read_state,
 };
 
 use crate::output::scan_bar;
 
-/// What a data set is and how it becomes a stream.
+/// What one rank streams.
 #[derive(Args, Clone, Debug)]
 pub struct LoaderArgs {
+    #[command(flatten)]
+    pub settings: SettingsArgs,
+    /// This rank, from 0.
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    /// How many ranks there are.
+    #[arg(long, default_value_t = 1)]
+    pub world_size: u32,
+}
+
+/// What a data set is and how it becomes a stream, for any rank.
+#[derive(Args, Clone, Debug)]
+pub struct SettingsArgs {
     #[command(flatten)]
     pub data: DataArgs,
     /// Tokens of a sequence. [default: 2048, or the state's]
@@ -20,12 +33,6 @@ pub struct LoaderArgs {
     /// Sequences of a step, over all ranks. [default: 8, or the state's]
     #[arg(long)]
     pub global_batch: Option<u32>,
-    /// This rank, from 0.
-    #[arg(long, default_value_t = 0)]
-    pub rank: u32,
-    /// How many ranks there are.
-    #[arg(long, default_value_t = 1)]
-    pub world_size: u32,
     /// Another seed, another order. [default: 0, or the state's]
     #[arg(long)]
     pub seed: Option<u64>,
@@ -104,12 +111,41 @@ impl DataArgs {
 impl LoaderArgs {
     /// The loader, standing where the state says; and whether there was one.
     pub fn loader(&self) -> Result<(TokenLoader, bool), Failure> {
-        let state = self.state.as_deref().map(read_if_there).transpose()?.flatten();
-        let seq_len = self.seq_len.or(state.as_ref().map(|state| state.settings.seq_len)).unwrap_or(2048);
-        let global_batch =
-            self.global_batch.or(state.as_ref().map(|state| state.steps.global_batch())).unwrap_or(8);
+        self.settings.loader(Rank::new(self.rank, self.world_size).map_err(shardfeed::Error::from)?)
+    }
+}
+
+impl SettingsArgs {
+    /// The state to continue from, if its file is there.
+    pub fn saved_state(&self) -> Result<Option<StreamState>, Failure> {
+        Ok(self.state.as_deref().map(read_if_there).transpose()?.flatten())
+    }
+
+    /// Tokens of a sequence and sequences of a step: as given, or as the state says, or usual ones.
+    pub fn lengths(&self, state: Option<&StreamState>) -> (u32, u32) {
+        let seq_len = self.seq_len.or(state.map(|state| state.settings.seq_len)).unwrap_or(2048);
+        let global_batch = self.global_batch.or(state.map(|state| state.steps.global_batch())).unwrap_or(8);
+        (seq_len, global_batch)
+    }
+
+    /// What was asked of the order.
+    pub fn request(&self, seq_len: u32) -> SettingsRequest {
+        SettingsRequest {
+            seq_len,
+            packing: self.packing,
+            eos_id: self.eos_id.map(Some),
+            seed: self.seed,
+            shuffle: self.no_shuffle.then_some(false),
+            lanes: self.lanes,
+            window: self.window,
+        }
+    }
+
+    fn loader(&self, rank: Rank) -> Result<(TokenLoader, bool), Failure> {
+        let state = self.saved_state()?;
+        let (seq_len, global_batch) = self.lengths(state.as_ref());
         let mut builder: TokenLoaderBuilder = TokenLoader::builder(self.data.source(), seq_len, global_batch)
-            .rank(Rank::new(self.rank, self.world_size).map_err(shardfeed::Error::from)?)
+            .rank(rank)
             .tail(self.tail)
             .labels(self.labels)
             .dtype(self.dtype)

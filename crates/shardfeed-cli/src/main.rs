@@ -5,6 +5,7 @@ mod args; // what people type          -> a loader
 mod output; // rows of a table, JSON   -> the terminal
 mod digest; // a batch                 -> a number that tells it from others
 mod scan; // shardfeed data scan
+mod plan; // shardfeed data plan
 mod stream; // shardfeed data stream
 mod explain; // shardfeed data explain
 mod demo; // shardfeed demo
@@ -36,6 +37,9 @@ enum Verb {
 enum DataVerb {
     /// Read what is in a data set: files, row groups, rows, tokens. Keeps it for the next start.
     Scan(scan::ScanArgs),
+    /// Tell, without running it, what a job of any world size reads and holds: lanes, ranks, bytes, memory, shuffle
+    /// quality. As text, as JSON, as a picture.
+    Plan(plan::PlanArgs),
     /// Stream one rank's batches and print counts and a digest for each step. Stop with Ctrl-C, continue with the
     /// same --state.
     Stream(stream::StreamArgs),
@@ -50,6 +54,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().verb {
         Verb::Demo(args) => demo::run(&args),
         Verb::Data(DataVerb::Scan(args)) => scan::run(&args),
+        Verb::Data(DataVerb::Plan(args)) => plan::run(&args),
         Verb::Data(DataVerb::Stream(args)) => stream::run(&args),
         Verb::Data(DataVerb::Explain(args)) => explain::run(&args),
     };

@@ -29,6 +29,22 @@ pub fn thousands(number: u64) -> String {
     text
 }
 
+/// 1572864 as "1.5 MiB".
+pub fn bytes_text(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1 << 10 {
+        return format!("{bytes} B");
+    }
+    let mut number = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    // What would be printed as 1024.0 is 1.0 of the next.
+    while number >= 1023.95 && unit + 1 < UNITS.len() {
+        number /= 1024.0;
+        unit += 1;
+    }
+    format!("{number:.1} {}", UNITS[unit])
+}
+
 /// Rows with their columns under each other, the first row underlined.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -58,6 +74,10 @@ mod tests {
         assert_eq!(thousands(0), "0");
         assert_eq!(thousands(999), "999");
         assert_eq!(thousands(1_234_567), "1,234,567");
+        assert_eq!(bytes_text(1023), "1023 B");
+        assert_eq!(bytes_text(1 << 10), "1.0 KiB");
+        assert_eq!(bytes_text((1 << 20) - 1), "1.0 MiB");
+        assert_eq!(bytes_text(u64::MAX), "16384.0 PiB");
         let rows = [vec!["a".to_owned(), "long".to_owned()], vec!["wider".to_owned(), "x".to_owned()]];
         assert_eq!(table(&rows), "a      long\n─────  ────\nwider  x\n");
     }

@@ -37,7 +37,7 @@ pub fn run(args: &StreamArgs) -> Result<ExitCode, Failure> {
         }
     }
     let stopped = stop_on_ctrl_c()?;
-    let state_file = args.loader.state.as_deref();
+    let state_file = args.loader.settings.state.as_deref();
     let streamed = stream(&mut loader, args, &stopped);
     // Whatever happened, what was handed out is known.
     save(&loader, state_file)?;

@@ -59,6 +59,11 @@ impl Lanes {
         Place { lane: self.lane_of_turn[(position % count) as usize], index: position / count }
     }
 
+    /// The turn at which a lane is visited: its positions have this remainder by the number of lanes.
+    pub fn turn_of(&self, lane: u32) -> u32 {
+        self.turn_of_lane[lane as usize]
+    }
+
     /// The sequences of the line that lane `lane` holds.
     pub fn sequences_of(&self, lane: u32) -> Range<u64> {
         self.starts[lane as usize]..self.starts[lane as usize + 1]
@@ -70,12 +75,16 @@ impl Lanes {
         self.walk(place.lane).sequence(place.index)
     }
 
+    /// Sequences of a lane's first window, the only short one but for the last; 0 where the first is a whole one.
+    pub(crate) fn first_window(&self, lane: u32) -> u64 {
+        // Windows of different lanes begin at different times, so that they do not all refill at once.
+        u64::from(self.turn_of(lane)) * self.window / u64::from(self.count())
+    }
+
     /// A walker along one lane.
     pub fn walk(&self, lane: u32) -> LaneWalk {
-        let turn = u64::from(self.turn_of_lane[lane as usize]);
         let Range { start, end } = self.sequences_of(lane);
-        // Windows of different lanes begin at different times, so that they do not all refill at once.
-        let offset = turn * self.window / u64::from(self.count());
+        let offset = self.first_window(lane);
         let pass = |number, offset| Pass {
             key: [self.seed, self.epoch, 2, u64::from(lane), number],
             offset,

@@ -28,6 +28,7 @@ mod skips; // ranges left out         -> which positions are live
 mod order; // an epoch                -> steps, and each rank's slice of them
 mod step_numbers; // steps            -> numbers that skips and changed batches leave alone
 mod state; // where a stream stands  <-> JSON, and what must match to continue there
+mod report; // an epoch               -> what each rank reads and holds, without running it
 mod files; // whole files             -> who owns which, in which order
 
 pub use files::{FileOrder, FileShardError};
@@ -39,6 +40,10 @@ pub use manifest::{
 pub use order::{EpochOrder, StepPlan, Tail};
 pub use permute::{fisher_yates, key, mix};
 pub use rank::{Rank, RankError};
+pub use report::{
+    Basis, EpochPlan, GLOBAL_BATCH_MAX, MemoryNeeds, PlanError, PlanReport, RankLoad, RankMemory,
+    ShuffleQuality, Spread, WORLD_SIZE_MAX,
+};
 pub use settings::{LANES_MAX, Packing, SettingsError, SettingsRequest, StreamSettings};
 pub use skips::{Skips, SkipsError};
 pub use state::{ALGORITHM_VERSION, STATE_FORMAT, StateError, StreamState};

@@ -82,6 +82,25 @@ impl Line {
         self.slots.iter().map(|slot| slot.row_group)
     }
 
+    /// Row groups in line order, each with the units of the line that it takes.
+    pub fn row_group_units(&self) -> impl Iterator<Item = (u32, Range<u64>)> + '_ {
+        self.slots_from(0)
+    }
+
+    /// The row groups under `units`, each with all the units of the line that it takes. As [`Self::spans`], but with
+    /// one search for all of them.
+    pub fn row_groups_under(&self, units: Range<u64>) -> impl Iterator<Item = (u32, Range<u64>)> + '_ {
+        let first = self.slots.partition_point(|slot| slot.start <= units.start).saturating_sub(1);
+        self.slots_from(first)
+            .take_while(move |(_, whole)| whole.start < units.end)
+            .filter(|(_, whole)| !whole.is_empty())
+    }
+
+    fn slots_from(&self, first: usize) -> impl Iterator<Item = (u32, Range<u64>)> + '_ {
+        (first..self.slots.len())
+            .map(|index| (self.slots[index].row_group, self.slots[index].start..self.end_of(index)))
+    }
+
     fn end_of(&self, index: usize) -> u64 {
         self.slots.get(index + 1).map_or(self.units, |next| next.start)
     }
@@ -102,10 +121,19 @@ mod tests {
                 .flat_map(|group| (0..sizes[group as usize]).map(move |unit| (group, unit)))
                 .collect();
             assert_eq!(line.units(), 16);
+            for (group, units) in line.row_group_units() {
+                assert_eq!(units.end - units.start, sizes[group as usize]);
+                assert!(units.clone().zip(0..).all(|(unit, at)| naive[unit as usize] == (group, at)));
+            }
             for start in 0..=16 {
                 for end in start..=17 {
                     let spans: Vec<Span> = line.spans(start..end).collect();
                     assert!(spans.iter().all(|span| !span.units.is_empty()));
+                    if start < end.min(16) {
+                        let under: Vec<u32> =
+                            line.row_groups_under(start..end).map(|(row_group, _)| row_group).collect();
+                        assert_eq!(under, spans.iter().map(|span| span.row_group).collect::<Vec<_>>());
+                    }
                     let units: Vec<(u32, u64)> = spans
                         .into_iter()
                         .flat_map(|span| span.units.map(move |unit| (span.row_group, unit)))

@@ -86,9 +86,19 @@ impl EpochOrder {
         start..(start + self.units_per_sequence).min(self.line.units())
     }
 
+    /// Units that every sequence takes but the last.
+    pub fn units_per_sequence(&self) -> u64 {
+        self.units_per_sequence
+    }
+
     /// The parts of row groups under a range of the line.
     pub fn spans(&self, units: Range<u64>) -> impl Iterator<Item = Span> + '_ {
         self.line.spans(units)
+    }
+
+    /// How the line is cut into lanes.
+    pub fn lanes(&self) -> &Lanes {
+        &self.lanes
     }
 
     /// The line itself.

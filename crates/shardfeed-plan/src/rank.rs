@@ -66,6 +66,14 @@ impl Rank {
         let start = index * each + index.min(rest);
         start..start + each + u64::from(index < rest)
     }
+
+    /// The rank of `world_size` in whose share of `0..n` `item` is: the inverse of [`Self::share`].
+    pub(crate) fn index_of(item: u64, n: u64, world_size: u32) -> u32 {
+        let (each, rest) = (n / u64::from(world_size), n % u64::from(world_size));
+        let of_larger = rest * (each + 1);
+        let index = if item < of_larger { item / (each + 1) } else { rest + (item - of_larger) / each };
+        index as u32
+    }
 }
 
 impl std::fmt::Display for Rank {
@@ -87,6 +95,7 @@ mod tests {
                     let share = Rank::new(index, world_size).unwrap().share(n);
                     assert_eq!(share.start, end);
                     let len = share.end - share.start;
+                    assert!(share.clone().all(|item| Rank::index_of(item, n, world_size) == index));
                     assert!(len == n / u64::from(world_size) || len == n.div_ceil(u64::from(world_size)));
                     end = share.end;
                 }

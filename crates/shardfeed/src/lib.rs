@@ -63,8 +63,10 @@ pub use state_file::{read_state, write_state};
 pub use stats::LoaderStats;
 
 pub use shardfeed_plan::{
-    DataFile, EpochOrder, FileShardError, Fingerprint, IdType, Manifest, Packing, Rank, RankError, RowGroup,
-    SettingsError, SkipsError, StateError, StreamSettings, StreamState, Tail, TokenColumn, key, mix,
+    Basis, DataFile, EpochOrder, EpochPlan, FileShardError, Fingerprint, IdType, Manifest, MemoryNeeds,
+    Packing, PlanError, PlanReport, Rank, RankError, RankLoad, RankMemory, RowGroup, SettingsError,
+    SettingsRequest, ShuffleQuality, SkipsError, Spread, StateError, StreamSettings, StreamState, Tail,
+    TokenColumn, WORLD_SIZE_MAX, key, mix,
 };
 
 /// The examples of the README are run as tests.
