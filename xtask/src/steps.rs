@@ -50,6 +50,9 @@ pub(crate) const ALL: [Step; 9] = [
 /// The crate that decides and does nothing else.
 const PLAN: &str = "shardfeed-plan";
 
+/// The crate that acts, for those who write a trainer in Rust.
+const LIBRARY: &str = "shardfeed";
+
 /// The platform whose dependencies of the plan are judged, so that every machine gives one verdict.
 /// (On some others a hash function asks libc which instructions the processor has.)
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
@@ -94,6 +97,9 @@ fn rustdoc(setting: &Setting) -> Result<Outcome, Failure> {
 fn dependencies(setting: &Setting) -> Result<Outcome, Failure> {
     let plan = ["--package", PLAN, "--edges", "normal", "--target", PLATFORM];
     judge_tree(setting, &plan, &[PLAN], &tree::NOT_IN_THE_PLAN)?;
+
+    let library = ["--package", LIBRARY, "--edges", "normal", "--target", "all"];
+    judge_tree(setting, &library, &[LIBRARY], &tree::NOT_IN_THE_LIBRARY)?;
 
     let everything = ["--workspace", "--all-features", "--target", "all"];
     judge_tree(setting, &everything, &[PLAN, "xtask"], &tree::NOWHERE)?;

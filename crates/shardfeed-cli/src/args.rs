@@ -226,6 +226,8 @@ pub enum Failure {
     Other(String),
     /// Whoever read the output went away.
     Closed,
+    /// Somebody pressed Ctrl-C.
+    Stopped,
 }
 
 impl Failure {
@@ -240,6 +242,7 @@ impl Failure {
             Self::Other(_) => 1,
             // As if by the signal that ends other programs then.
             Self::Closed => 141,
+            Self::Stopped => 130,
         })
     }
 }
@@ -250,6 +253,7 @@ impl std::fmt::Display for Failure {
             Self::Shardfeed(error) => error.fmt(f),
             Self::Other(text) => f.write_str(text),
             Self::Closed => f.write_str("nobody reads the output any more"),
+            Self::Stopped => f.write_str("stopped"),
         }
     }
 }

@@ -3,11 +3,13 @@
 
 mod args; // what people type          -> a loader
 mod output; // rows of a table, JSON   -> the terminal
+mod stop; // Ctrl-C                    -> a flag
 mod digest; // a batch                 -> a number that tells it from others
 mod scan; // shardfeed data scan
 mod plan; // shardfeed data plan
 mod stream; // shardfeed data stream
 mod explain; // shardfeed data explain
+mod bench; // shardfeed data bench
 mod demo; // shardfeed demo
 
 use std::process::ExitCode;
@@ -45,10 +47,13 @@ enum DataVerb {
     Stream(stream::StreamArgs),
     /// Tell which files, row groups, rows and tokens a step is made of.
     Explain(explain::ExplainArgs),
+    /// Measure tokens per second into batches beside the bare `parquet` decode and a memory-mapped raw token file, and
+    /// the time to a first batch. Without a source it makes its own data, and leaves nothing behind.
+    Bench(bench::BenchArgs),
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 a promise or the data does not hold; 2 the command is wrong; \
-                          3 the data cannot be read; 4 the state is refused; 130 stopped by Ctrl-C (state saved).";
+                          3 the data cannot be read; 4 the state is refused; 130 stopped by Ctrl-C (`stream` saves its state).";
 
 fn main() -> ExitCode {
     let done = match Cli::parse().verb {
@@ -57,6 +62,7 @@ fn main() -> ExitCode {
         Verb::Data(DataVerb::Plan(args)) => plan::run(&args),
         Verb::Data(DataVerb::Stream(args)) => stream::run(&args),
         Verb::Data(DataVerb::Explain(args)) => explain::run(&args),
+        Verb::Data(DataVerb::Bench(args)) => bench::run(&args),
     };
     done.unwrap_or_else(|failure| {
         if !matches!(failure, args::Failure::Closed) {

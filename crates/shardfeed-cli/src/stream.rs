@@ -1,7 +1,5 @@
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Instant;
 
 use clap::Args;
@@ -11,6 +9,7 @@ use shardfeed::{Batch, SkipsError, TokenLoader, write_state};
 use crate::args::{Failure, LoaderArgs};
 use crate::digest::{batch_digest, input_tokens};
 use crate::output::{say, thousands};
+use crate::stop::Stop;
 
 #[derive(Args, Debug)]
 pub struct StreamArgs {
@@ -36,9 +35,9 @@ pub fn run(args: &StreamArgs) -> Result<ExitCode, Failure> {
             skipped => skipped?,
         }
     }
-    let stopped = stop_on_ctrl_c()?;
+    let stop = Stop::on_ctrl_c()?;
     let state_file = args.loader.settings.state.as_deref();
-    let streamed = stream(&mut loader, args, &stopped);
+    let streamed = stream(&mut loader, args, &stop);
     // Whatever happened, what was handed out is known.
     save(&loader, state_file)?;
     let (outcome, summary) = streamed?;
@@ -49,18 +48,14 @@ pub fn run(args: &StreamArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Prints steps until there are enough, or no more, or somebody stops it. Also returns a summary.
-fn stream(
-    loader: &mut TokenLoader,
-    args: &StreamArgs,
-    stopped: &AtomicBool,
-) -> Result<(Outcome, String), Failure> {
+fn stream(loader: &mut TokenLoader, args: &StreamArgs, stop: &Stop) -> Result<(Outcome, String), Failure> {
     if !args.json {
         say(&head(loader))?;
     }
     let started = Instant::now();
     let (mut steps, mut tokens) = (0, 0);
     let outcome = loop {
-        if stopped.load(SeqCst) {
+        if stop.is_asked() {
             break Outcome::Stopped;
         }
         if args.steps == Some(steps) {
@@ -92,19 +87,6 @@ enum Outcome {
     EpochEnd,
     Steps,
     Stopped,
-}
-
-fn stop_on_ctrl_c() -> Result<Arc<AtomicBool>, Failure> {
-    let stopped = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stopped);
-    ctrlc::set_handler(move || {
-        // The second time, whoever types means it.
-        if flag.swap(true, SeqCst) {
-            std::process::exit(130);
-        }
-    })
-    .map_err(|error| Failure::Other(format!("cannot watch for Ctrl-C: {error}")))?;
-    Ok(stopped)
 }
 
 fn save(loader: &TokenLoader, file: Option<&Path>) -> Result<(), Failure> {
