@@ -9,6 +9,7 @@ mod scan; // shardfeed data scan
 mod plan; // shardfeed data plan
 mod stream; // shardfeed data stream
 mod explain; // shardfeed data explain
+mod verify; // shardfeed data verify
 mod bench; // shardfeed data bench
 mod demo; // shardfeed demo
 
@@ -45,6 +46,9 @@ enum DataVerb {
     /// Stream one rank's batches and print counts and a digest for each step. Stop with Ctrl-C, continue with the
     /// same --state.
     Stream(stream::StreamArgs),
+    /// Read everything once and name every damaged place: checksums, pages, types, ids, counts, and that an epoch
+    /// delivers every sequence exactly once.
+    Verify(verify::VerifyArgs),
     /// Tell which files, row groups, rows and tokens a step is made of.
     Explain(explain::ExplainArgs),
     /// Measure tokens per second into batches beside the bare `parquet` decode and a memory-mapped raw token file, and
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Verb::Data(DataVerb::Plan(args)) => plan::run(&args),
         Verb::Data(DataVerb::Stream(args)) => stream::run(&args),
         Verb::Data(DataVerb::Explain(args)) => explain::run(&args),
+        Verb::Data(DataVerb::Verify(args)) => verify::run(&args),
         Verb::Data(DataVerb::Bench(args)) => bench::run(&args),
     };
     done.unwrap_or_else(|failure| {

@@ -3,7 +3,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -175,6 +175,7 @@ pub(crate) struct ChunkBytes {
 pub(crate) struct LastPage {
     uncompressed_bytes: AtomicU64,
     at: AtomicU64,
+    is_dictionary: AtomicBool,
 }
 
 impl LastPage {
@@ -185,6 +186,10 @@ impl LastPage {
     /// Where it begins in the file.
     pub fn at(&self) -> u64 {
         self.at.load(Relaxed)
+    }
+
+    pub fn is_dictionary(&self) -> bool {
+        self.is_dictionary.load(Relaxed)
     }
 }
 
@@ -200,10 +205,11 @@ impl ChunkBytes {
 
     /// Refuses a page before anything is allocated for it.
     fn check_page(&self, header: &[u8], at: u64) -> Result<()> {
-        let (uncompressed, compressed) = page_sizes(header)
+        let (page_type, uncompressed, compressed) = page_sizes(header)
             .ok_or_else(|| Error::Invalid("a page header does not begin with the page's sizes".to_owned()))?;
         self.last_page.uncompressed_bytes.store(uncompressed, Relaxed);
         self.last_page.at.store(at, Relaxed);
+        self.last_page.is_dictionary.store(page_type == DICTIONARY_PAGE, Relaxed);
         self.memory.check(self.data.path(self.file), uncompressed + compressed)
     }
 
@@ -300,10 +306,13 @@ impl Read for HeaderBytes {
     }
 }
 
-/// Uncompressed and compressed size from the beginning of a page header: its first three fields are the page's
+/// How the format numbers it.
+const DICTIONARY_PAGE: u64 = 2;
+
+/// Type, uncompressed and compressed size from the beginning of a page header: its first three fields are the page's
 /// type and its sizes, in Thrift's compact form, as every writer has them. `None` if they are not: without them no
 /// limit would hold.
-fn page_sizes(header: &[u8]) -> Option<(u64, u64)> {
+fn page_sizes(header: &[u8]) -> Option<(u64, u64, u64)> {
     let mut rest = header;
     let mut field = || {
         let (&tag, mut bytes) = rest.split_first()?;
@@ -324,8 +333,7 @@ fn page_sizes(header: &[u8]) -> Option<(u64, u64)> {
         }
         None
     };
-    let (_page_type, uncompressed, compressed) = (field()?, field()?, field()?);
-    Some((uncompressed, compressed))
+    Some((field()?, field()?, field()?))
 }
 
 #[cfg(test)]
@@ -334,8 +342,8 @@ mod tests {
 
     #[test]
     fn sizes_are_read_from_a_page_header() {
-        assert_eq!(page_sizes(&[0x15, 0, 0x15, 0x80, 1, 0x15, 6, 0x2c]), Some((64, 3)));
-        assert_eq!(page_sizes(&[0x15, 4, 0x15, 2, 0x15, 2]), Some((1, 1)));
+        assert_eq!(page_sizes(&[0x15, 0, 0x15, 0x80, 1, 0x15, 6, 0x2c]), Some((0, 64, 3)));
+        assert_eq!(page_sizes(&[0x15, 4, 0x15, 2, 0x15, 2]), Some((2, 1, 1)));
         for header in [
             &[][..],
             &[0x15],

@@ -42,6 +42,7 @@ mod lane; // a lane                      -> its next sequence, shuffled within a
 mod stats; // what threads did          -> what a loader did
 mod engine; // steps                     -> batches, on threads, within a byte budget
 mod explain; // a step                   -> files, row groups, rows, tokens
+mod verify; // a source                  -> every damaged place
 mod state_file; // a state              <-> a file, whole or not at all
 mod loader; // engine and state          -> one rank's stream; whole files -> LMBatches
 pub mod sample; // made-up data for the demo, the examples and the tests
@@ -61,6 +62,7 @@ pub use scan::{ScanOptions, ScanReport, scan};
 pub use source::Source;
 pub use state_file::{read_state, write_state};
 pub use stats::LoaderStats;
+pub use verify::{Damage, VerifyOptions, VerifyReport, is_exactly_once, verify};
 
 pub use shardfeed_plan::{
     Basis, DataFile, EpochOrder, EpochPlan, FileShardError, Fingerprint, IdType, Manifest, MemoryNeeds,

@@ -492,6 +492,9 @@ impl RowGroupCursor {
                 _ => {}
             }
         }
+        if self.pages.last_page().is_dictionary() {
+            return self.damaged(format!("dictionary page: {error}"));
+        }
         self.damaged(format!("page {}: {error}", self.found.data_pages))
     }
 
@@ -505,6 +508,35 @@ impl RowGroupCursor {
             row_group: self.facts.number,
             reason,
         }
+    }
+}
+
+/// Every page of a row group that cannot be read, by number, the dictionary without: its checksum differs, or it does
+/// not decompress. Behind a header that cannot be read nothing can be found.
+pub(crate) fn damaged_pages(
+    data: &Arc<DataSet>,
+    row_group: u32,
+    memory: &Arc<PageMemory>,
+) -> Result<Vec<(Option<u32>, Error)>> {
+    let mut cursor = data.open_row_group_within(row_group, memory)?;
+    let mut damaged = Vec::new();
+    loop {
+        let before = cursor.pages.last_page().at();
+        let number = cursor.found.data_pages;
+        let page = match cursor.pages.next() {
+            Ok(None) => return Ok(damaged),
+            Ok(Some(_)) => None,
+            Err(error) => Some(error),
+        };
+        let is_header = cursor.pages.last_page().at() == before;
+        let is_dictionary = cursor.pages.last_page().is_dictionary() && !is_header;
+        if let Some(error) = page {
+            damaged.push(((!is_dictionary).then_some(number), cursor.page_error(&error)));
+            if is_header {
+                return Ok(damaged);
+            }
+        }
+        cursor.found.data_pages += u32::from(!is_dictionary);
     }
 }
 

@@ -70,6 +70,11 @@ impl Pages {
         Ok(Some(LoadedPage { page, at, capacity }))
     }
 
+    /// The page whose header was read last.
+    pub fn last_page(&self) -> &LastPage {
+        &self.last_page
+    }
+
     pub fn peek(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
         foreign::call(|| self.reader.peek_next_page()).unwrap_or_else(|panic| Err(general(panic)))
     }

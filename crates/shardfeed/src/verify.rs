@@ -1,0 +1,196 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use shardfeed_plan::{EpochOrder, Manifest};
+
+use crate::decode::damaged_pages;
+use crate::footer::read_footer;
+use crate::page_memory::PageMemory;
+use crate::parallel::{default_threads, map_in_parallel};
+use crate::{DataSet, Error, Result, Source};
+
+/// How to verify.
+#[derive(Clone, Default)]
+pub struct VerifyOptions {
+    /// Threads that read; as many as there are cores when `None`.
+    pub threads: Option<usize>,
+    /// Called after each row group with bytes of pages read and to read.
+    pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+}
+
+/// What a data set holds, and what is wrong with it.
+#[derive(Debug, Default)]
+pub struct VerifyReport {
+    /// Files looked at.
+    pub files: usize,
+    /// Row groups read.
+    pub row_groups: usize,
+    /// Rows found, null and empty ones included.
+    pub rows: u64,
+    /// Tokens found.
+    pub tokens: u64,
+    /// Bytes of the token column.
+    pub bytes: u64,
+    /// Every damaged place, file by file.
+    pub damages: Vec<Damage>,
+}
+
+/// A place that cannot be read as it was written.
+#[derive(Debug)]
+pub struct Damage {
+    /// The file.
+    pub path: PathBuf,
+    /// The row group within it; `None` if the file as a whole is no Parquet file of tokens.
+    pub row_group: Option<u32>,
+    /// The page within the row group, where it is known; the dictionary's has no number.
+    pub page: Option<u32>,
+    /// What is wrong, with file and place.
+    pub reason: String,
+}
+
+/// Reads everything once: footers, checksums of pages that have them, levels, every id. Goes on after damage, so that all
+/// of it is known in the end; only a source that cannot be listed is an error.
+pub fn verify(source: &Source, options: &VerifyOptions) -> Result<VerifyReport> {
+    let threads = options.threads.unwrap_or_else(default_threads).max(1);
+    let files = source.list()?.files;
+    let mut report = VerifyReport { files: files.len(), ..VerifyReport::default() };
+    let opened = map_in_parallel(&files, threads, |file| {
+        Ok::<_, Error>((file.path.clone(), open_file(&file.path, &file.name)))
+    })?;
+    let mut row_groups = Vec::new();
+    for (path, opened) in opened {
+        match opened {
+            Ok(file) => {
+                let count = file.data.manifest().row_groups().len() as u32;
+                row_groups.extend((0..count).map(|row_group| (Arc::clone(&file), row_group)));
+            }
+            Err(error) => {
+                let (row_group, page) = (None, None);
+                report.damages.push(Damage { path, row_group, page, reason: error.to_string() });
+            }
+        }
+    }
+    let facts =
+        |(file, row_group): &(Arc<OpenFile>, u32)| file.data.manifest().row_groups()[*row_group as usize];
+    report.row_groups = row_groups.len();
+    report.bytes = row_groups.iter().map(|at| facts(at).chunk_len).sum();
+    let done = AtomicU64::new(0);
+    let memory = Arc::default();
+    let found = map_in_parallel(&row_groups, threads, |at| {
+        let (file, row_group) = at;
+        let found = verify_row_group(file, *row_group, &memory);
+        let done = done.fetch_add(facts(at).chunk_len, Relaxed) + facts(at).chunk_len;
+        if let Some(progress) = &options.progress {
+            progress(done, report.bytes);
+        }
+        Ok::<_, Error>(found)
+    })?;
+    for found in found {
+        report.rows += found.rows;
+        report.tokens += found.tokens;
+        report.damages.extend(found.damages);
+    }
+    report.damages.sort_by(|a, b| (&a.path, a.row_group, a.page).cmp(&(&b.path, b.row_group, b.page)));
+    Ok(report)
+}
+
+/// Whether an epoch delivers every sequence exactly once, and every row group from its first unit to its last.
+pub fn is_exactly_once(order: &EpochOrder, sizes: &[u64]) -> bool {
+    let mut seen = vec![0_u64; order.sequences().div_ceil(64) as usize];
+    let mut walks: Vec<_> = (0..order.lanes().count()).map(|lane| order.walk(lane)).collect();
+    for position in 0..order.sequences() {
+        let place = order.place(position);
+        let sequence = walks[place.lane as usize].sequence(place.index);
+        let Some(word) = seen.get_mut((sequence / 64) as usize) else { return false };
+        if *word >> (sequence % 64) & 1 == 1 {
+            return false;
+        }
+        *word |= 1 << (sequence % 64);
+    }
+    let mut covered = vec![0; sizes.len()];
+    for sequence in 0..order.sequences() {
+        for span in order.spans(order.units(sequence)) {
+            let Some(end) = covered.get_mut(span.row_group as usize) else { return false };
+            if *end != span.units.start {
+                return false;
+            }
+            *end = span.units.end;
+        }
+    }
+    covered == sizes
+}
+
+struct OpenFile {
+    data: Arc<DataSet>,
+    /// Row groups whose tokens the footer does not tell.
+    uncounted: Vec<usize>,
+}
+
+fn open_file(path: &std::path::Path, name: &str) -> Result<Arc<OpenFile>> {
+    let footer = read_footer(path, name)?;
+    let manifest = Manifest::new(vec![(footer.file, footer.row_groups)])?;
+    let data = Arc::new(DataSet::new(manifest, vec![path.to_owned()]));
+    Ok(Arc::new(OpenFile { data, uncounted: footer.uncounted }))
+}
+
+#[derive(Default)]
+struct Found {
+    rows: u64,
+    tokens: u64,
+    damages: Vec<Damage>,
+}
+
+fn verify_row_group(file: &OpenFile, row_group: u32, memory: &Arc<PageMemory>) -> Found {
+    let mut found = Found::default();
+    let damage = |page, reason| Damage {
+        path: file.data.path(0).to_owned(),
+        row_group: Some(file.data.manifest().row_groups()[row_group as usize].number),
+        page,
+        reason,
+    };
+    match damaged_pages(&file.data, row_group, memory) {
+        Ok(pages) if !pages.is_empty() => {
+            found.damages.extend(pages.into_iter().map(|(page, error)| damage(page, error.to_string())));
+            return found;
+        }
+        Ok(_) => {}
+        Err(error) => {
+            found.damages.push(damage(None, error.to_string()));
+            return found;
+        }
+    }
+    // Pages are whole: what is in them may still be no tokens.
+    if let Err(error) = decode_row_group(file, row_group, memory, &mut found) {
+        found.damages.push(damage(None, error.to_string()));
+    }
+    found
+}
+
+fn decode_row_group(
+    file: &OpenFile,
+    row_group: u32,
+    memory: &Arc<PageMemory>,
+    found: &mut Found,
+) -> Result<()> {
+    let mut cursor = file.data.open_row_group_within(row_group, memory)?;
+    if file.uncounted.contains(&(row_group as usize)) {
+        cursor = cursor.uncounted();
+    }
+    let mut tokens = vec![0; PORTION];
+    while let Some(segment) = cursor.segment(PORTION)? {
+        cursor.read_into(&mut tokens[..segment.tokens])?;
+    }
+    found.tokens = cursor.seen().0;
+    found.rows = file.data.manifest().row_groups()[row_group as usize].rows;
+    Ok(())
+}
+
+/// Tokens read at once.
+const PORTION: usize = 1 << 14;
+
+impl std::fmt::Debug for VerifyOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VerifyOptions").field("threads", &self.threads).finish_non_exhaustive()
+    }
+}
