@@ -3,8 +3,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 use shardfeed::{
-    CachePolicy, Dtype, LabelStyle, Packing, Rank, SettingsRequest, Source, StreamState, Tail, TokenLoader,
-    TokenLoaderBuilder, read_state,
+    CachePolicy, Dtype, LabelStyle, OnCorrupt, Packing, Rank, SettingsRequest, Source, StreamState, Tail,
+    TokenLoader, TokenLoaderBuilder, read_state,
 };
 
 use crate::output::scan_bar;
@@ -54,6 +54,9 @@ pub struct SettingsArgs {
     /// What happens to a last step that is not full: "pad", "drop", "wrap" or "error".
     #[arg(long, default_value = "pad")]
     pub tail: Tail,
+    /// What happens to a damaged row group: "error", or "mask", which makes its tokens padding without labels.
+    #[arg(long, default_value = "error")]
+    pub on_corrupt: OnCorrupt,
     /// "shifted" labels hold the next token, "unshifted" ones a copy.
     #[arg(long, default_value = "shifted")]
     pub labels: LabelStyle,
@@ -147,6 +150,7 @@ impl SettingsArgs {
         let mut builder: TokenLoaderBuilder = TokenLoader::builder(self.data.source(), seq_len, global_batch)
             .rank(rank)
             .tail(self.tail)
+            .on_corrupt(self.on_corrupt)
             .labels(self.labels)
             .dtype(self.dtype)
             .pad_id(self.pad_id)

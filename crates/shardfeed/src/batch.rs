@@ -1,7 +1,7 @@
 use std::ops::Range;
 
 use crate::array::{Array, ArrayPool};
-use crate::slot::Sequence;
+use crate::slot::{Sequence, Stretch};
 use crate::{Error, Result};
 
 /// One rank's part of a step: `rows` sequences of `seq_len` tokens, row after row.
@@ -169,7 +169,9 @@ impl BatchShape {
             }
             (IdArray::I32(ids), IdArray::I32(labels), IdArray::I32(positions), IdArray::I32(documents)) => {
                 // Checked before anything is narrowed.
-                let largest = sequence.tokens.iter().copied().chain(sequence.next).max().unwrap_or(0);
+                let there = sequence.stretches().filter(|stretch| !stretch.is_masked);
+                let largest = there.flat_map(|stretch| sequence.tokens[stretch.tokens].iter().copied());
+                let largest = largest.chain(sequence.next).max().unwrap_or(0);
                 if i32::try_from(largest).is_err() {
                     return Err(Error::Int32 { position, id: largest });
                 }
@@ -182,7 +184,7 @@ impl BatchShape {
             }
             _ => unreachable!("all arrays of a batch have one type"),
         }
-        batch.tokens += sequence.tokens.len() as u64;
+        batch.tokens += sequence.tokens_there() as u64;
         batch.valid_labels += valid_labels(sequence, self.labels) as u64;
         if let Some(starts) = &mut batch.cu_seqlens {
             // In whatever order rows come; sorted when all are there.
@@ -205,13 +207,12 @@ impl BatchShape {
 
 /// Labels of a sequence at which a loss is taken.
 fn valid_labels(sequence: &Sequence, style: LabelStyle) -> usize {
-    let rows = sequence.row_starts.count();
-    sequence.tokens.len()
-        - rows
-        - match style {
-            LabelStyle::Shifted => usize::from(sequence.next.is_none()),
-            LabelStyle::Unshifted => usize::from(sequence.starts_row),
-        }
+    let valid = |stretch: Stretch| match style {
+        _ if stretch.is_masked => 0,
+        LabelStyle::Shifted => stretch.tokens.len() - usize::from(stretch.next.is_none()),
+        LabelStyle::Unshifted => stretch.tokens.len() - usize::from(stretch.starts_row),
+    };
+    sequence.stretches().map(valid).sum()
 }
 
 /// One row of a batch. Arrays that are not made are empty.
@@ -240,6 +241,9 @@ impl<'a, T: Copy + From<i16> + std::ops::AddAssign> Row<'a, T> {
         let ignore = T::from(IGNORE_LABEL as i16);
         widen(tokens, self.ids, &convert);
         self.ids[len..].fill(pad_id);
+        let masked =
+            || sequence.stretches().filter(|stretch| stretch.is_masked).map(|stretch| stretch.tokens);
+        masked().for_each(|tokens| self.ids[tokens].fill(pad_id));
         if !self.labels.is_empty() {
             match style {
                 LabelStyle::Shifted => {
@@ -253,27 +257,28 @@ impl<'a, T: Copy + From<i16> + std::ops::AddAssign> Row<'a, T> {
                     starts.for_each(|start| self.labels[start] = ignore);
                 }
             }
+            masked().for_each(|tokens| self.labels[tokens].fill(ignore));
             self.labels[len..].fill(ignore);
         }
         if !self.positions.is_empty() {
-            let mut from = 0;
-            for to in sequence.row_starts.iter().chain([len]) {
+            for stretch in sequence.stretches() {
                 let mut position = T::from(0);
-                for slot in &mut self.positions[from..to] {
+                for slot in &mut self.positions[stretch.tokens] {
                     *slot = position;
-                    position += T::from(1);
+                    position += T::from(i16::from(!stretch.is_masked));
                 }
-                from = to;
             }
             self.positions[len..].fill(T::from(0));
         }
         if !self.documents.is_empty() {
             let mut document = T::from(0);
-            let mut from = 0;
-            for to in sequence.row_starts.iter().chain([len]) {
-                self.documents[from..to].fill(document);
-                document += T::from(1);
-                from = to;
+            for stretch in sequence.stretches() {
+                if stretch.is_masked {
+                    self.documents[stretch.tokens].fill(T::from(-1));
+                } else {
+                    self.documents[stretch.tokens].fill(document);
+                    document += T::from(1);
+                }
             }
             self.documents[len..].fill(T::from(-1));
         }

@@ -14,6 +14,7 @@ use shardfeed_plan::{Manifest, RowGroup};
 use crate::decode::Inflate;
 use crate::footer::modified_ns;
 use crate::page_memory::PageMemory;
+use crate::soundness::Soundness;
 use crate::thrift::{Flaw, struct_len};
 use crate::{Error, Result};
 
@@ -30,6 +31,7 @@ pub struct DataSet {
     inflate: Inflate,
     /// For those who read without a budget.
     page_memory: Arc<PageMemory>,
+    soundness: Soundness,
 }
 
 /// What was read so far.
@@ -43,6 +45,8 @@ pub struct ReadCounts {
     pub fallbacks: u64,
     /// Pages that were let go of to stay within the budget, and read again.
     pub pages_read_again: u64,
+    /// Row groups whose tokens are masked, since they are damaged.
+    pub masked_row_groups: u64,
 }
 
 #[derive(Debug, Default)]
@@ -63,6 +67,7 @@ impl DataSet {
     /// `paths` are those of the manifest's files, in its order.
     pub(crate) fn new(manifest: Manifest, paths: Vec<PathBuf>) -> Self {
         assert_eq!(manifest.files().len(), paths.len(), "one path per file");
+        let soundness = Soundness::of(manifest.row_groups().len());
         Self {
             manifest,
             paths,
@@ -70,6 +75,7 @@ impl DataSet {
             counts: Counts::default(),
             inflate: Inflate::default(),
             page_memory: Arc::default(),
+            soundness,
         }
     }
 
@@ -90,6 +96,7 @@ impl DataSet {
             bytes: self.counts.bytes.load(Relaxed),
             fallbacks: self.counts.fallbacks.load(Relaxed),
             pages_read_again: self.counts.pages_read_again.load(Relaxed),
+            masked_row_groups: self.soundness.damaged_count(),
         }
     }
 
@@ -105,6 +112,19 @@ impl DataSet {
 
     pub(crate) fn note_page_read_again(&self) {
         self.counts.pages_read_again.fetch_add(1, Relaxed);
+    }
+
+    /// Whether a row group decodes from its first page to its last. Read through once, then known.
+    pub(crate) fn is_sound(self: &Arc<Self>, row_group: u32, memory: &Arc<PageMemory>) -> Result<bool> {
+        self.soundness.of_row_group(row_group, || {
+            let mut cursor = self.open_row_group_within(row_group, memory)?;
+            cursor.read_through()
+        })
+    }
+
+    /// Row groups found damaged where damage is masked, and why; the first thousand of them.
+    pub fn masked(&self) -> Vec<(u32, String)> {
+        self.soundness.damaged()
     }
 
     pub(crate) fn inflate(&self) -> &Inflate {

@@ -513,7 +513,12 @@ mod tests {
         let order = EpochOrder::new(&data.manifest().sizes(&settings).unwrap(), &settings, 0);
         let mut state = StreamState::start(data.manifest().fingerprint(), settings.clone(), 0, 16);
         state.position = order.sequences() / 32 * 16;
-        let source = Arc::new(LineSource { data: Arc::clone(&data), order, settings });
+        let source = Arc::new(LineSource {
+            data: Arc::clone(&data),
+            order,
+            settings,
+            on_corrupt: crate::OnCorrupt::Error,
+        });
         let shape = BatchShape {
             rows: 16,
             seq_len: 64,

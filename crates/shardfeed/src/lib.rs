@@ -30,6 +30,7 @@ mod parallel; // items                   -> results, on threads
 mod source; // a directory, glob or list -> paths with canonical names
 mod footer; // one file                  -> its token column and row groups
 mod page_memory; // a page's claim       -> a buffer for it, or a refusal
+mod soundness; // row groups read once   -> which of them are damaged
 mod dataset; // a manifest and paths     -> checked, positioned reads
 mod decode; // a row group               -> tokens and row starts, from any token on
 mod cache; // a manifest                <-> a file kept between runs
@@ -63,6 +64,7 @@ pub use source::Source;
 pub use state_file::{read_state, write_state};
 pub use stats::LoaderStats;
 pub use verify::{Damage, VerifyOptions, VerifyReport, is_exactly_once, verify};
+pub use window::OnCorrupt;
 
 pub use shardfeed_plan::{
     Basis, DataFile, EpochOrder, EpochPlan, FileShardError, Fingerprint, IdType, Manifest, MemoryNeeds,

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use crate::Result;
 
 /// Room for one sequence of the line, and what is known of it.
@@ -10,6 +12,8 @@ pub(crate) struct Slot {
     starts_row: bool,
     /// What follows the last token in the same row.
     pub next: Option<u32>,
+    /// Where tokens are missing, since their row group is damaged. Whole rows, as far as they are in here.
+    masked: Vec<Range<u32>>,
 }
 
 /// One sequence, as the line has it.
@@ -23,6 +27,42 @@ pub(crate) struct Sequence<'a> {
     pub starts_row: bool,
     /// What follows the last token in the same row.
     pub next: Option<u32>,
+    masked: &'a [Range<u32>],
+}
+
+/// Tokens of a sequence that follow each other in one row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub tokens: Range<usize>,
+    /// Whether its first token is the first of the row.
+    pub starts_row: bool,
+    /// What follows its last token in the same row, in another sequence.
+    pub next: Option<u32>,
+    /// Its tokens are missing.
+    pub is_masked: bool,
+}
+
+impl Sequence<'_> {
+    /// Row by row.
+    pub fn stretches(&self) -> impl Iterator<Item = Stretch> + '_ {
+        let len = self.tokens.len();
+        let ends = self.row_starts.iter().chain([len]);
+        let mut from = 0;
+        ends.map(move |to| {
+            let tokens = std::mem::replace(&mut from, to)..to;
+            Stretch {
+                starts_row: tokens.start > 0 || self.starts_row,
+                next: self.next.filter(|_| to == len),
+                is_masked: self.masked.iter().any(|range| range.contains(&(tokens.start as u32))),
+                tokens,
+            }
+        })
+    }
+
+    /// Tokens that are not missing.
+    pub fn tokens_there(&self) -> usize {
+        self.tokens.len() - self.masked.iter().map(ExactSizeIterator::len).sum::<usize>()
+    }
 }
 
 /// Offsets at which rows begin, ascending.
@@ -40,10 +80,6 @@ impl RowStarts<'_> {
             })
         })
     }
-
-    pub fn count(&self) -> usize {
-        self.0.iter().map(|bits| bits.count_ones() as usize).sum()
-    }
 }
 
 /// What an allocation takes on top, and what a slot takes in the places where it may be: a ring of half as many more
@@ -58,13 +94,14 @@ impl Slot {
 
     pub fn new(seq_len: u32) -> Self {
         let words = vec![0; seq_len as usize + seq_len.div_ceil(32) as usize].into();
-        Self { words, seq_len, len: 0, starts_row: false, next: None }
+        Self { words, seq_len, len: 0, starts_row: false, next: None, masked: Vec::new() }
     }
 
     /// Empty again; tokens left over are never shown.
     pub fn clear(&mut self) {
         self.words[self.seq_len as usize..].fill(0);
         (self.len, self.starts_row, self.next) = (0, false, None);
+        self.masked.clear();
     }
 
     pub fn len(&self) -> usize {
@@ -90,6 +127,14 @@ impl Slot {
         Ok(tokens[from])
     }
 
+    /// Appends `count` tokens that are missing, and that begin a row as far as anybody can tell.
+    pub fn append_masked(&mut self, count: usize) {
+        let from = self.len;
+        // Nothing has to be written: what is missing is never shown.
+        let _ = self.append(count, true, |_| Ok(()));
+        self.masked.push(from..self.len);
+    }
+
     pub fn sequence(&self) -> Sequence<'_> {
         let (tokens, row_starts) = self.words.split_at(self.seq_len as usize);
         Sequence {
@@ -97,6 +142,7 @@ impl Slot {
             row_starts: RowStarts(row_starts),
             starts_row: self.starts_row,
             next: self.next,
+            masked: &self.masked,
         }
     }
 }

@@ -177,17 +177,11 @@ fn decode_row_group(
     if file.uncounted.contains(&(row_group as usize)) {
         cursor = cursor.uncounted();
     }
-    let mut tokens = vec![0; PORTION];
-    while let Some(segment) = cursor.segment(PORTION)? {
-        cursor.read_into(&mut tokens[..segment.tokens])?;
-    }
+    cursor.read_through()?;
     found.tokens = cursor.seen().0;
     found.rows = file.data.manifest().row_groups()[row_group as usize].rows;
     Ok(())
 }
-
-/// Tokens read at once.
-const PORTION: usize = 1 << 14;
 
 impl std::fmt::Debug for VerifyOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -24,6 +24,8 @@ pub(crate) struct Window {
     slots_max: usize,
     /// The row group being decoded.
     reading: Option<Reading>,
+    /// Units of a damaged row group that are still to be put down as missing.
+    missing: u64,
     /// Unit of the line that the next row group to open begins at, or is entered at.
     next_unit: u64,
 }
@@ -33,6 +35,31 @@ pub(crate) struct LineSource {
     pub data: Arc<DataSet>,
     pub order: EpochOrder,
     pub settings: StreamSettings,
+    pub on_corrupt: OnCorrupt,
+}
+
+/// What happens to a row group that cannot be decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnCorrupt {
+    /// The stream ends with an error that names it.
+    #[default]
+    Error,
+    /// Its tokens are replaced in place by padding that is masked out of the labels. All other sequences, steps and ranks
+    /// stay as they were. To know before the first of its tokens is delivered, each row group is read through once when it
+    /// is first opened.
+    Mask,
+}
+
+impl std::str::FromStr for OnCorrupt {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "error" => Ok(Self::Error),
+            "mask" => Ok(Self::Mask),
+            other => Err(format!("unknown on_corrupt {other:?}; it is \"error\" or \"mask\"")),
+        }
+    }
 }
 
 struct Reading {
@@ -66,6 +93,7 @@ impl Window {
             slots: 0,
             slots_max: sequences,
             reading: None,
+            missing: 0,
             next_unit: source.order.units(sequence).start,
         }
     }
@@ -113,7 +141,7 @@ impl Window {
     }
 
     fn next_unit_is_there(&self) -> bool {
-        self.reading.is_some() || self.next_unit < self.source.order.line().units()
+        self.reading.is_some() || self.missing > 0 || self.next_unit < self.source.order.line().units()
     }
 
     /// A sequence can be shown once it is complete and what follows it in its row is known: another sequence has
@@ -122,7 +150,9 @@ impl Window {
         match (index + 1).cmp(&self.live.len()) {
             std::cmp::Ordering::Less => true,
             std::cmp::Ordering::Equal => {
-                self.reading.is_none() && self.live[index].as_ref().is_some_and(|slot| slot.len() >= full)
+                self.reading.is_none()
+                    && self.missing == 0
+                    && self.live[index].as_ref().is_some_and(|slot| slot.len() >= full)
             }
             std::cmp::Ordering::Greater => false,
         }
@@ -145,6 +175,10 @@ impl Window {
     }
 
     fn decode_more(&mut self) -> Result<()> {
+        if self.missing > 0 {
+            self.put_missing();
+            return Ok(());
+        }
         let Some(mut reading) = self.reading.take() else { return self.open_row_group() };
         match self.source.settings.packing {
             Packing::Concat => {
@@ -159,6 +193,25 @@ impl Window {
             }
         }
         Ok(())
+    }
+
+    /// Puts down a slot's worth of what is missing.
+    fn put_missing(&mut self) {
+        let seq_len = self.source.settings.seq_len as usize;
+        let (count, begins) = match self.source.settings.packing {
+            // How many tokens a piece had, nobody knows: one stands for all.
+            Packing::Pad => (1, true),
+            Packing::Concat => {
+                let used = self.live.back().and_then(Option::as_ref).map_or(seq_len, Slot::len);
+                let room = if used == seq_len { seq_len } else { seq_len - used };
+                (self.missing.min(room as u64) as usize, used == seq_len)
+            }
+        };
+        if begins {
+            self.begin_slot();
+        }
+        self.live.back_mut().and_then(Option::as_mut).expect("just begun").append_masked(count);
+        self.missing -= count as u64;
     }
 
     /// Decodes up to the end of the row or of the slot. False at the end of the row group.
@@ -309,6 +362,10 @@ impl Window {
         let (row_group, units) = row_group.expect("nobody asks past the end of the line");
         let into = self.next_unit - units.start;
         self.next_unit = units.end;
+        if self.source.on_corrupt == OnCorrupt::Mask && !self.source.data.is_sound(row_group, &self.memory)? {
+            self.missing = units.end - units.start - into;
+            return Ok(());
+        }
         let mut cursor = self.source.data.open_row_group_within(row_group, &self.memory)?;
         let settings = &self.source.settings;
         let discard = match settings.packing {

@@ -324,6 +324,15 @@ impl RowGroupCursor {
         }
     }
 
+    /// Reads everything that is left, and checks it.
+    pub(crate) fn read_through(&mut self) -> Result<()> {
+        let mut tokens = vec![0; 1 << 14];
+        while let Some(segment) = self.segment(tokens.len())? {
+            self.read_into(&mut tokens[..segment.tokens])?;
+        }
+        Ok(())
+    }
+
     /// The row within the row group that was last seen; meaningful only while no page was passed over.
     pub(crate) fn row(&self) -> u64 {
         self.found.rows.saturating_sub(1)

@@ -15,7 +15,7 @@ use crate::page_memory::WORK_BYTES_USUAL;
 use crate::parallel::default_threads;
 use crate::scan::scan;
 use crate::stats::Counters;
-use crate::window::LineSource;
+use crate::window::{LineSource, OnCorrupt};
 use crate::{CachePolicy, DataSet, Error, LoaderStats, ReadCounts, Result, ScanOptions, ScanReport, Source};
 
 /// One rank's stream of batches.
@@ -29,6 +29,7 @@ pub struct TokenLoader {
     rank: Rank,
     tail: Tail,
     batch: BatchOptions,
+    on_corrupt: OnCorrupt,
     threads: usize,
     memory_budget: u64,
     scan_report: ScanReport,
@@ -52,6 +53,7 @@ pub struct TokenLoaderBuilder {
     rank: Rank,
     tail: Tail,
     batch: BatchOptions,
+    on_corrupt: OnCorrupt,
     threads: Option<usize>,
     memory_budget: u64,
     scan: ScanOptions,
@@ -86,6 +88,7 @@ impl TokenLoader {
             rank: Rank::single(),
             tail: Tail::default(),
             batch: BatchOptions::default(),
+            on_corrupt: OnCorrupt::default(),
             threads: None,
             memory_budget: TokenLoader::MEMORY_BUDGET_DEFAULT,
             scan: ScanOptions::default(),
@@ -151,7 +154,7 @@ impl TokenLoader {
                 "the state was saved with packing \"pad\"; give the loader packing pad, so that it counts rows".to_owned(),
             ));
         }
-        let source = line_source(&self.data, &state.settings, state.epoch)?;
+        let source = line_source(&self.data, &state.settings, state.epoch, self.on_corrupt)?;
         state.check_data(manifest.fingerprint(), source.order.sequences())?;
         let mut state = state.clone();
         state.steps.change(state.position, self.global_batch);
@@ -249,6 +252,12 @@ impl TokenLoader {
         }
     }
 
+    /// Row groups whose tokens are masked, since they are damaged, by their number in the manifest; and why. The first
+    /// thousand.
+    pub fn masked(&self) -> Vec<(u32, String)> {
+        self.data.masked()
+    }
+
     /// What the scan at the start did.
     pub fn scan_report(&self) -> &ScanReport {
         &self.scan_report
@@ -259,7 +268,8 @@ impl TokenLoader {
         let settings = self.state.settings.clone();
         self.state =
             StreamState::start(self.data.manifest().fingerprint(), settings, epoch, self.global_batch);
-        self.source = line_source(&self.data, &self.state.settings, epoch).expect("it could be made before");
+        self.source = line_source(&self.data, &self.state.settings, epoch, self.on_corrupt)
+            .expect("it could be made before");
     }
 
     fn check_budget(&self) -> Result<()> {
@@ -287,12 +297,17 @@ impl TokenLoader {
     }
 }
 
-fn line_source(data: &Arc<DataSet>, settings: &StreamSettings, epoch: u64) -> Result<Arc<LineSource>> {
+fn line_source(
+    data: &Arc<DataSet>,
+    settings: &StreamSettings,
+    epoch: u64,
+    on_corrupt: OnCorrupt,
+) -> Result<Arc<LineSource>> {
     let sizes = data.manifest().sizes(settings).ok_or_else(|| {
         Error::Invalid(format!("rows are not counted at seq_len {}; scan with it", settings.seq_len))
     })?;
     let order = EpochOrder::new(&sizes, settings, epoch);
-    Ok(Arc::new(LineSource { data: Arc::clone(data), order, settings: settings.clone() }))
+    Ok(Arc::new(LineSource { data: Arc::clone(data), order, settings: settings.clone(), on_corrupt }))
 }
 
 /// A tail that the user forbids is refused before the first step, not after days.
@@ -344,6 +359,12 @@ impl TokenLoaderBuilder {
     /// The token where there is none; 0 by default.
     pub fn pad_id(mut self, pad_id: u32) -> Self {
         self.batch.pad_id = pad_id;
+        self
+    }
+
+    /// What happens to a row group that is damaged; an error by default.
+    pub fn on_corrupt(mut self, on_corrupt: OnCorrupt) -> Self {
+        self.on_corrupt = on_corrupt;
         self
     }
 
@@ -463,7 +484,7 @@ impl TokenLoaderBuilder {
         self.scan.memory_budget = Some(self.memory_budget.max(WORK_BYTES_USUAL * default_threads() as u64));
         self.scan.pieces_of = (settings.packing == Packing::Pad).then_some(settings.seq_len);
         let (data, scan_report) = scan(&self.source, &self.scan)?;
-        let source = line_source(&data, &settings, epoch)?;
+        let source = line_source(&data, &settings, epoch, self.on_corrupt)?;
         if source.order.sequences() == 0 {
             let (files, rows) = (data.manifest().files().len(), data.manifest().rows());
             return Err(Error::NoTokens { what: self.source.to_string(), files, rows });
@@ -477,6 +498,7 @@ impl TokenLoaderBuilder {
             rank: self.rank,
             tail: self.tail,
             batch: self.batch,
+            on_corrupt: self.on_corrupt,
             threads: self.threads.unwrap_or_else(|| default_threads().min(THREADS_DEFAULT_MAX)),
             memory_budget: self.memory_budget,
             scan_report,
