@@ -42,7 +42,7 @@ pub use permute::{fisher_yates, key, mix};
 pub use rank::{Rank, RankError};
 pub use report::{
     Basis, EpochPlan, GLOBAL_BATCH_MAX, MemoryNeeds, PlanError, PlanReport, RankLoad, RankMemory,
-    ShuffleQuality, Spread, WORLD_SIZE_MAX,
+    ShuffleQuality, Spread, WORLD_SIZE_MAX, steps_ahead,
 };
 pub use settings::{LANES_MAX, Packing, SettingsError, SettingsRequest, StreamSettings};
 pub use skips::{Skips, SkipsError};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use shardfeed_plan::{Rank, StepPlan, StreamState, Tail};
+use shardfeed_plan::{Rank, StepPlan, StreamState, Tail, steps_ahead};
 
 use crate::batch::{Batch, BatchShape};
 use crate::lane::{Lane, lane_bytes};
@@ -41,6 +41,7 @@ struct Shared {
     rank: Rank,
     shape: BatchShape,
     steps_ahead: usize,
+    steps_to_wake_for: usize,
     page_memory: Arc<PageMemory>,
     counters: Arc<Counters>,
     queue: Mutex<Queue>,
@@ -116,8 +117,9 @@ struct Planner {
     jobs: Vec<Job>,
 }
 
-/// Steps that are prepared ahead when memory allows.
-const STEPS_AHEAD: u64 = 8;
+/// Once the trainer has to wait, tokens to be ready before it is woken: a thread takes longer to wake than a small
+/// batch to make, so it is not woken for each.
+const TOKENS_TO_WAKE_FOR: usize = 1 << 16;
 /// One being taken, one being made.
 const STEPS_AHEAD_MIN: u64 = 2;
 
@@ -137,6 +139,7 @@ impl Engine {
             rank: settings.rank,
             shape: settings.shape.clone(),
             steps_ahead,
+            steps_to_wake_for: steps_to_wake_for(&settings.shape, steps_ahead),
             page_memory: Arc::new(page_memory),
             counters: Arc::clone(&settings.counters),
             queue: Mutex::new(Queue {
@@ -248,7 +251,7 @@ impl Shared {
                 if is_step_ready {
                     let index = (job.step - queue.first) as usize;
                     queue.steps[index].ready = true;
-                    if index == 0 && queue.trainer_waits {
+                    if queue.trainer_waits && queue.may_wake(self.steps_to_wake_for) {
                         self.ready.notify_all();
                     }
                 }
@@ -384,6 +387,12 @@ impl Queue {
         self.steps.len() < steps_ahead
     }
 
+    /// Whether enough is ready for a trainer that waits; at the first step and at an epoch's end anything is.
+    fn may_wake(&self, steps: usize) -> bool {
+        let wanted = if self.first == 0 || self.epoch_planned { 1 } else { steps.min(self.steps.len()) };
+        self.steps.iter().take(wanted.max(1)).all(|step| step.ready) && !self.steps.is_empty()
+    }
+
     fn add(&mut self, job: Job) {
         let (step, lane) = (job.step, job.lane);
         let slot = self.lanes.entry(lane).or_default();
@@ -431,6 +440,11 @@ impl Queue {
     }
 }
 
+fn steps_to_wake_for(shape: &BatchShape, steps_ahead: usize) -> usize {
+    // Half of what can be ready, so that threads always have room to go on.
+    (TOKENS_TO_WAKE_FOR / (shape.rows * shape.seq_len).max(1)).clamp(1, (steps_ahead / 2).max(1))
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -468,7 +482,8 @@ pub(crate) fn plan_memory(
             ),
         });
     }
-    let steps_ahead = ((budget - window_bytes - page_bytes) / batch_bytes - 1).min(STEPS_AHEAD);
+    let wanted = steps_ahead(settings.shape.rows as u64, settings.shape.seq_len as u64);
+    let steps_ahead = ((budget - window_bytes - page_bytes) / batch_bytes - 1).min(wanted);
     let for_pages = budget - window_bytes - (steps_ahead + 1) * batch_bytes;
     let page_memory = PageMemory::within(budget, for_pages, threads);
     Ok(MemoryPlan { steps_ahead: steps_ahead as usize, page_memory })

@@ -5,17 +5,23 @@ use crate::StreamSettings;
 pub struct MemoryNeeds {
     /// Bytes of an id in a batch: 8 or 4.
     pub bytes_per_id: u64,
-    /// Steps whose batches are prepared, or with the trainer.
-    pub steps_ahead: u64,
     /// Bytes of a lane's page, compressed and decompressed, and of its dictionary.
     pub page_bytes: u64,
 }
 
 impl Default for MemoryNeeds {
     fn default() -> Self {
-        Self { bytes_per_id: 8, steps_ahead: 9, page_bytes: 3 << 20 }
+        Self { bytes_per_id: 8, page_bytes: 3 << 20 }
     }
 }
+
+/// Steps that a rank with this many rows of a batch prepares ahead when memory allows: so many tokens that several
+/// threads find work in them while one decodes a window.
+pub fn steps_ahead(rows: u64, seq_len: u64) -> u64 {
+    (TOKENS_AHEAD / rows.saturating_mul(seq_len).max(1)).clamp(4, 32)
+}
+
+const TOKENS_AHEAD: u64 = 1 << 19;
 
 /// Bytes that a rank holds when its windows are full and its pages of the usual size: an estimate, made from the
 /// settings alone. The engine refuses a memory budget by its own count, not by this one.
@@ -54,7 +60,10 @@ impl RankMemory {
         Self {
             windows: (u128::from(tokens) * u128::from(BYTES_OF_100_TOKENS) / 100).min(u64::MAX.into()) as u64,
             pages: lanes.saturating_mul(needs.page_bytes),
-            batches: batch.saturating_mul(rows).saturating_mul(needs.steps_ahead),
+            // One more is with the trainer.
+            batches: batch
+                .saturating_mul(rows)
+                .saturating_mul(steps_ahead(rows, settings.seq_len.into()) + 1),
         }
     }
 
@@ -75,7 +84,7 @@ mod tests {
         let memory = RankMemory::estimate(&settings, &MemoryNeeds::default(), 8, 1 << 20, 8);
         assert_eq!(memory.windows, 8 * 131 * 2048 * 413 / 100);
         assert_eq!(memory.pages, 24 << 20);
-        assert_eq!(memory.batches, 9 * (4 * 8 * 8 * 2048));
+        assert_eq!(memory.batches, 33 * (4 * 8 * 8 * 2048));
         assert_eq!(memory.total(), memory.windows + memory.pages + memory.batches);
         // A lane shorter than its window holds no more than itself.
         let short = RankMemory::estimate(&settings, &MemoryNeeds::default(), 8, 5, 8);

@@ -9,7 +9,7 @@ mod walked; // lanes that ranks share   -> what ranks read, counted step by step
 mod quality; // an order                -> how well it is shuffled
 mod memory; // lanes, rows              -> bytes that a rank holds
 
-pub use memory::{MemoryNeeds, RankMemory};
+pub use memory::{MemoryNeeds, RankMemory, steps_ahead};
 pub use quality::ShuffleQuality;
 
 use crate::{EpochOrder, Manifest, Rank, RankError, SettingsError, Skips, StreamSettings, Tail};
