@@ -287,6 +287,7 @@ impl RowGroupCursor {
             Parked::No => Ok(()),
             Parked::Kept(bytes) => {
                 self.memory.release(bytes);
+                self.values.warm();
                 Ok(())
             }
             Parked::Dropped => self.load_again(),
