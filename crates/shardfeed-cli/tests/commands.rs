@@ -65,7 +65,7 @@ fn the_commands_of_the_readme_run_as_they_stand() {
     let readme = std::fs::read_to_string(readme).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let commands: Vec<&str> = readme.lines().filter_map(|line| line.strip_prefix("$ shardfeed ")).collect();
-    assert_eq!(commands.len(), 6);
+    assert_eq!(commands.len(), 7);
     let outputs: Vec<String> =
         commands.iter().map(|line| succeed(dir.path(), &line.split(' ').collect::<Vec<_>>())).collect();
     assert!(outputs[1].contains("tokens       908,101"), "{}", outputs[1]);
@@ -73,6 +73,7 @@ fn the_commands_of_the_readme_run_as_they_stand() {
     assert!(outputs[3].contains("rank 1 of 5") && outputs[3].contains("step       3"), "{}", outputs[3]);
     assert!(outputs[4].contains("part-0000"), "{}", outputs[4]);
     assert!(outputs[5].contains("world size") && dir.path().join("try/plan.svg").exists(), "{}", outputs[5]);
+    assert!(outputs[6].contains("everything is as it was written"), "{}", outputs[6]);
 }
 
 #[test]
