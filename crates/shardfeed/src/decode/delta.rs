@@ -141,6 +141,7 @@ fn unzigzag(number: u64) -> i64 {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::hybrid::push_varint;
     use super::*;
 
     /// Writes values as the format says, in blocks of `parts` times `part_len`.
@@ -148,12 +149,12 @@ mod tests {
         let mut bytes = Vec::new();
         let first = values.first().copied().unwrap_or(0);
         for number in [(parts * part_len) as u64, parts as u64, values.len() as u64, zigzag(first)] {
-            push(&mut bytes, number);
+            push_varint(&mut bytes, number);
         }
         let deltas: Vec<i64> = values.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
         for block in deltas.chunks(parts * part_len) {
             let min = block.iter().copied().min().unwrap();
-            push(&mut bytes, zigzag(min));
+            push_varint(&mut bytes, zigzag(min));
             let over: Vec<u64> = block.iter().map(|delta| delta.wrapping_sub(min).cast_unsigned()).collect();
             let widths: Vec<u32> = over
                 .chunks(part_len)
@@ -172,14 +173,6 @@ mod tests {
             }
         }
         bytes
-    }
-
-    fn push(bytes: &mut Vec<u8>, mut number: u64) {
-        while number >= 0x80 {
-            bytes.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        bytes.push(number as u8);
     }
 
     fn zigzag(number: i64) -> u64 {

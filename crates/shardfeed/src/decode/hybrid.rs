@@ -65,3 +65,13 @@ pub(super) fn varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
     }
     None
 }
+
+/// Writes what [`varint`] reads.
+#[cfg(test)]
+pub(super) fn push_varint(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}

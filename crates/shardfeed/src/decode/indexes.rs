@@ -94,6 +94,7 @@ fn not_in_dictionary(index: u32, ids: &[u32]) -> String {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::hybrid::push_varint;
     use super::*;
 
     #[derive(Clone, Debug)]
@@ -107,12 +108,12 @@ mod tests {
         for part in parts {
             match part {
                 Part::Repeated(value, count) => {
-                    varint(&mut bytes, (*count as u64) << 1);
+                    push_varint(&mut bytes, (*count as u64) << 1);
                     bytes.extend(&value.to_le_bytes()[..width.div_ceil(8) as usize]);
                     values.extend(std::iter::repeat_n(*value, *count));
                 }
                 Part::Packed(packed) => {
-                    varint(&mut bytes, (packed.len() as u64 / 8) << 1 | 1);
+                    push_varint(&mut bytes, (packed.len() as u64 / 8) << 1 | 1);
                     let from = bytes.len();
                     bytes.resize(from + packed.len() * width as usize / 8, 0);
                     for (i, value) in packed.iter().enumerate() {
@@ -126,14 +127,6 @@ mod tests {
             }
         }
         (bytes, values)
-    }
-
-    fn varint(bytes: &mut Vec<u8>, mut number: u64) {
-        while number >= 0x80 {
-            bytes.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        bytes.push(number as u8);
     }
 
     fn parts(width: u32) -> impl Strategy<Value = Vec<Part>> {

@@ -82,6 +82,7 @@ impl Levels {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::hybrid::push_varint;
     use super::*;
 
     /// Writes runs as they are given: long ones repeated, others packed in eights.
@@ -90,7 +91,7 @@ mod tests {
         if packed {
             let groups = values.len().div_ceil(8);
             let header = (groups as u32) << 1 | 1;
-            out.extend(leb128(header));
+            push_varint(&mut out, header.into());
             let mut bits = vec![0_u8; groups * bit_width];
             for (i, value) in values.iter().enumerate() {
                 for b in 0..bit_width {
@@ -101,20 +102,10 @@ mod tests {
             out.extend(bits);
         } else {
             for run in values.chunk_by(|a, b| a == b) {
-                out.extend(leb128((run.len() as u32) << 1));
+                push_varint(&mut out, (run.len() as u64) << 1);
                 out.push(run[0]);
             }
         }
-        out
-    }
-
-    fn leb128(mut number: u32) -> Vec<u8> {
-        let mut out = Vec::new();
-        while number >= 0x80 {
-            out.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        out.push(number as u8);
         out
     }
 
@@ -163,7 +154,8 @@ mod tests {
     fn a_long_packed_run_taken_one_by_one_is_not_looked_at_again_and_again() {
         // Four million values in one run: looking at the rest of it for each would take hours.
         let groups = 1_usize << 19;
-        let mut bytes = leb128((groups as u32) << 1 | 1);
+        let mut bytes = Vec::new();
+        push_varint(&mut bytes, (groups as u64) << 1 | 1);
         bytes.resize(bytes.len() + groups, 0xff);
         let mut levels = Levels::new(bytes.into(), 1);
         for left in (1..=groups * 8).rev() {

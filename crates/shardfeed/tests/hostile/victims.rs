@@ -123,16 +123,19 @@ fn rows() -> Vec<Row> {
         .collect()
 }
 
-/// Not a check: `cargo test --test hostile -- --ignored` makes the files from which the fuzzer starts.
+/// With `SHARDFEED_WRITE_CORPUS` set, writes the files instead, from which the fuzzer starts.
 #[test]
-#[ignore = "writes into fuzz/corpus"]
-fn the_corpus_of_the_fuzzer_is_written_anew() {
+fn the_fuzzer_starts_from_files_of_every_encoding_codec_and_page_version() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/row_group");
-    for (number, victim) in all().into_iter().enumerate() {
+    let is_written = std::env::var_os("SHARDFEED_WRITE_CORPUS").is_some();
+    // Each third meets them all.
+    for victim in all().into_iter().step_by(3) {
         assert!(victim.bytes.len() < 4096, "{}", victim.name);
-        // Each third, which meets every encoding, codec and page version.
-        if number % 3 == 0 {
-            std::fs::write(corpus.join(victim.name), victim.bytes).unwrap();
+        let path = corpus.join(&victim.name);
+        if is_written {
+            std::fs::write(path, victim.bytes).unwrap();
+        } else {
+            assert!(std::fs::read(&path).unwrap() == victim.bytes, "{} is another file", path.display());
         }
     }
 }
