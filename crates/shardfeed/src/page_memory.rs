@@ -111,7 +111,7 @@ impl PageMemory {
             fitting.map(|at| idle.remove(at))
         };
         self.release(idle.as_ref().map_or(0, |idle| idle.capacity() as u64));
-        let mut bytes = idle.unwrap_or_else(|| Vec::with_capacity(len));
+        let mut bytes = idle.unwrap_or_else(|| Vec::with_capacity(round_up(len)));
         if bytes.len() < len {
             bytes.resize(len, 0);
         }
@@ -121,6 +121,12 @@ impl PageMemory {
     fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Pages are all about as large, but hardly two are equal: each must fit into the buffer of another. What is beyond
+/// the length is not touched.
+fn round_up(len: usize) -> usize {
+    len.next_multiple_of((len.next_power_of_two() / 8).max(64))
 }
 
 /// Not a huge one for something tiny, which would then be kept.
@@ -198,6 +204,16 @@ mod tests {
         assert_eq!(memory.buffer(5 << 20).as_ref().len(), 5 << 20);
         assert_eq!(memory.lock().iter().map(Vec::capacity).max(), Some(5 << 20));
         assert_eq!(memory.keep_left.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn pages_of_about_the_same_length_share_a_buffer() {
+        let memory = Arc::new(PageMemory::default());
+        let mut buffers = std::collections::HashSet::new();
+        for len in (1_000_000..1_048_576).step_by(1000) {
+            buffers.insert(memory.buffer(len).as_ref().as_ptr());
+        }
+        assert_eq!(buffers.len(), 1);
     }
 
     #[test]
