@@ -95,6 +95,7 @@ impl Lanes {
             start,
             second: pass(2, (offset + self.window / 2) % self.window),
             first: pass(1, offset),
+            around: Around::default(),
             shuffles: Vec::new(),
         }
     }
@@ -108,8 +109,20 @@ pub struct LaneWalk {
     start: u64,
     first: Pass,
     second: Pass,
+    /// What holds as long as deliveries stay in one block of the second pass.
+    around: Around,
     /// The most recently used shuffles, last used last: one of the second pass, two or three of the first.
     shuffles: Vec<(BlockId, Vec<u32>)>,
+}
+
+/// How far a lane's deliveries reach while they stay in one block.
+#[derive(Clone, Debug, Default)]
+struct Around {
+    deliveries: Range<u64>,
+    floor: u64,
+    ceiling: u64,
+    /// The next block's.
+    next_ceiling: u64,
 }
 
 /// Shuffles kept by a walker.
@@ -131,23 +144,44 @@ impl LaneWalk {
         self.start + self.shuffle(&first, between)
     }
 
+    /// One past the last sequence on the line that the lane delivers.
+    pub fn end(&self) -> u64 {
+        self.start + self.first.len
+    }
+
     /// No sequence below this one is delivered at `index` or later: what lies before it can be forgotten.
-    pub fn floor(&self, index: u64) -> u64 {
-        self.start + self.first.block(self.second.block(index).sequences.start).sequences.start
+    pub fn floor(&mut self, index: u64) -> u64 {
+        self.around(index).floor
     }
 
     /// Until `index` and a while longer, no sequence from this one on is delivered.
-    pub fn ceiling(&self, index: u64) -> u64 {
-        let end = self.second.block(index).sequences.end;
-        self.start + self.first.block(end.saturating_sub(1)).sequences.end
+    pub fn ceiling(&mut self, index: u64) -> u64 {
+        self.around(index).ceiling
     }
 
     /// The ceiling that holds soon: that of the next block, once half of the block that `index` is in is delivered.
     /// Who decodes so far ahead holds two windows and a half at most.
-    pub fn ceiling_ahead(&self, index: u64) -> u64 {
-        let end = self.second.block(index).sequences.end;
-        let is_near = index + self.second.window / 2 >= end && end < self.second.len;
-        self.ceiling(if is_near { end } else { index })
+    pub fn ceiling_ahead(&mut self, index: u64) -> u64 {
+        let is_near = self.second.window / 2;
+        let around = self.around(index);
+        if index + is_near >= around.deliveries.end { around.next_ceiling } else { around.ceiling }
+    }
+
+    fn around(&mut self, index: u64) -> &Around {
+        if !self.around.deliveries.contains(&index) {
+            let Self { start, first, second, .. } = self;
+            let deliveries = second.block(index).sequences;
+            let ceiling = |end: u64| *start + first.block(end.saturating_sub(1)).sequences.end;
+            let end = deliveries.end;
+            let next_end = if end < second.len { second.block(end).sequences.end } else { end };
+            self.around = Around {
+                floor: *start + first.block(deliveries.start).sequences.start,
+                ceiling: ceiling(end),
+                next_ceiling: ceiling(next_end),
+                deliveries,
+            };
+        }
+        &self.around
     }
 
     fn shuffle(&mut self, pass: &Pass, index: u64) -> u64 {

@@ -1,4 +1,5 @@
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Numbers of a batch. Their memory is used again for another batch once nobody holds them any more.
@@ -20,22 +21,38 @@ pub(crate) struct ArrayPool {
 pub(crate) struct Pool<T>(Arc<Stack<T>>);
 
 #[derive(Debug)]
-struct Stack<T>(Mutex<Vec<Vec<T>>>);
+struct Stack<T> {
+    idle: Mutex<Vec<Vec<T>>>,
+    /// How many are kept.
+    idle_max: AtomicUsize,
+}
 
-/// Arrays kept for later: those of the batches that a trainer holds at once, and some. If it holds more, the others
-/// are freed.
+/// Arrays kept where nobody said how many.
 const IDLE_MAX: usize = 24;
+
+impl ArrayPool {
+    /// Keeps the arrays of so many batches; if a trainer holds more, the others are freed.
+    pub fn keep_batches(&self, batches: usize, arrays: usize) {
+        self.i64s.0.idle_max.store(batches * arrays, Relaxed);
+        self.i32s.0.idle_max.store(batches * arrays, Relaxed);
+        self.starts.0.idle_max.store(batches, Relaxed);
+    }
+}
 
 impl<T> Default for Pool<T> {
     fn default() -> Self {
-        Self(Arc::new(Stack(Mutex::default())))
+        Self(Arc::new(Stack { idle: Mutex::default(), idle_max: AtomicUsize::new(IDLE_MAX) }))
     }
 }
 
 impl<T: Clone + Default> Pool<T> {
     /// `len` numbers, left over from something else.
     pub fn take(&self, len: usize) -> Array<T> {
-        let idle = self.0.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if len == 0 {
+            // What is empty needs nothing, and would leave nothing of what it was given.
+            return Array { items: Vec::new(), home: Some(Arc::clone(&self.0)) };
+        }
+        let idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut items = idle.unwrap_or_default();
         if items.capacity() < len {
             // Fresh from the system, zeros cost nothing.
@@ -50,8 +67,8 @@ impl<T> Drop for Array<T> {
     fn drop(&mut self) {
         let Some(home) = &self.home else { return };
         if self.items.capacity() > 0 {
-            let mut idle = home.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if idle.len() < IDLE_MAX {
+            let mut idle = home.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < home.idle_max.load(Relaxed) {
                 idle.push(std::mem::take(&mut self.items));
             }
         }

@@ -1,7 +1,7 @@
 use std::ops::Range;
 
 use crate::array::{Array, ArrayPool};
-use crate::slot::{Sequence, Stretch};
+use crate::slot::{Sequence, Stretch, Tokens};
 use crate::{Error, Result};
 
 /// One rank's part of a step: `rows` sequences of `seq_len` tokens, row after row.
@@ -93,7 +93,7 @@ impl BatchArrays {
     pub const NONE: Self =
         Self { labels: false, position_ids: false, document_ids: false, cu_seqlens: false };
 
-    fn count(self) -> u64 {
+    pub(crate) fn count(self) -> u64 {
         1 + [self.labels, self.position_ids, self.document_ids].map(u64::from).iter().sum::<u64>()
     }
 }
@@ -160,27 +160,29 @@ impl BatchShape {
         let row = row * self.seq_len..(row + 1) * self.seq_len;
         match (&mut batch.input_ids, &mut batch.labels, &mut batch.position_ids, &mut batch.document_ids) {
             (IdArray::I64(ids), IdArray::I64(labels), IdArray::I64(positions), IdArray::I64(documents)) => {
-                Row::of(&row, ids, labels, positions, documents).fill(
-                    sequence,
-                    self.labels,
-                    i64::from(self.pad_id),
-                    i64::from,
-                );
+                let row = Row::of(&row, ids, labels, positions, documents);
+                let pad_id = i64::from(self.pad_id);
+                match sequence.tokens {
+                    Tokens::Narrow(tokens) => row.fill(tokens, sequence, self.labels, pad_id, i64::from),
+                    Tokens::Wide(tokens) => row.fill(tokens, sequence, self.labels, pad_id, i64::from),
+                }
             }
             (IdArray::I32(ids), IdArray::I32(labels), IdArray::I32(positions), IdArray::I32(documents)) => {
                 // Checked before anything is narrowed.
-                let there = sequence.stretches().filter(|stretch| !stretch.is_masked);
-                let largest = there.flat_map(|stretch| sequence.tokens[stretch.tokens].iter().copied());
-                let largest = largest.chain(sequence.next).max().unwrap_or(0);
-                if i32::try_from(largest).is_err() {
-                    return Err(Error::Int32 { position, id: largest });
+                let id = largest(sequence);
+                if i32::try_from(id).is_err() {
+                    return Err(Error::Int32 { position, id });
                 }
-                Row::of(&row, ids, labels, positions, documents).fill(
-                    sequence,
-                    self.labels,
-                    self.pad_id.cast_signed(),
-                    u32::cast_signed,
-                );
+                let row = Row::of(&row, ids, labels, positions, documents);
+                let pad_id = self.pad_id.cast_signed();
+                match sequence.tokens {
+                    Tokens::Narrow(tokens) => {
+                        row.fill(tokens, sequence, self.labels, pad_id, u32::cast_signed);
+                    }
+                    Tokens::Wide(tokens) => {
+                        row.fill(tokens, sequence, self.labels, pad_id, u32::cast_signed);
+                    }
+                }
             }
             _ => unreachable!("all arrays of a batch have one type"),
         }
@@ -205,6 +207,18 @@ impl BatchShape {
     }
 }
 
+/// The largest id of a sequence, if it needs more than 16 bits.
+fn largest(sequence: &Sequence) -> u32 {
+    let next = sequence.next.unwrap_or(0);
+    match sequence.tokens {
+        Tokens::Narrow(_) => next,
+        Tokens::Wide(tokens) => {
+            let there = sequence.stretches().filter(|stretch| !stretch.is_masked);
+            there.flat_map(|stretch| &tokens[stretch.tokens]).copied().fold(next, u32::max)
+        }
+    }
+}
+
 /// Labels of a sequence at which a loss is taken.
 fn valid_labels(sequence: &Sequence, style: LabelStyle) -> usize {
     let valid = |stretch: Stretch| match style {
@@ -212,6 +226,14 @@ fn valid_labels(sequence: &Sequence, style: LabelStyle) -> usize {
         LabelStyle::Shifted => stretch.tokens.len() - usize::from(stretch.next.is_none()),
         LabelStyle::Unshifted => stretch.tokens.len() - usize::from(stretch.starts_row),
     };
+    if let Some(stretches) = sequence.whole_stretches() {
+        // Each lacks one label, but for a row that goes on in the next sequence, or came from the one before.
+        let goes_on = match style {
+            LabelStyle::Shifted => sequence.next.is_some(),
+            LabelStyle::Unshifted => !sequence.starts_row,
+        };
+        return sequence.tokens.len() - stretches + usize::from(goes_on);
+    }
     sequence.stretches().map(valid).sum()
 }
 
@@ -235,15 +257,19 @@ impl<'a, T: Copy + From<i16> + std::ops::AddAssign> Row<'a, T> {
         Self { ids: part(ids), labels: part(labels), positions: part(positions), documents: part(documents) }
     }
 
-    fn fill(self, sequence: &Sequence, style: LabelStyle, pad_id: T, convert: impl Fn(u32) -> T) {
-        let tokens = sequence.tokens;
+    fn fill<N: Copy + Into<u32>>(
+        self,
+        tokens: &[N],
+        sequence: &Sequence,
+        style: LabelStyle,
+        pad_id: T,
+        convert: impl Fn(u32) -> T,
+    ) {
         let len = tokens.len();
         let ignore = T::from(IGNORE_LABEL as i16);
         widen(tokens, self.ids, &convert);
         self.ids[len..].fill(pad_id);
-        let masked =
-            || sequence.stretches().filter(|stretch| stretch.is_masked).map(|stretch| stretch.tokens);
-        masked().for_each(|tokens| self.ids[tokens].fill(pad_id));
+        sequence.masked().for_each(|stretch| self.ids[stretch.tokens].fill(pad_id));
         if !self.labels.is_empty() {
             match style {
                 LabelStyle::Shifted => {
@@ -257,7 +283,7 @@ impl<'a, T: Copy + From<i16> + std::ops::AddAssign> Row<'a, T> {
                     starts.for_each(|start| self.labels[start] = ignore);
                 }
             }
-            masked().for_each(|tokens| self.labels[tokens].fill(ignore));
+            sequence.masked().for_each(|stretch| self.labels[stretch.tokens].fill(ignore));
             self.labels[len..].fill(ignore);
         }
         if !self.positions.is_empty() {
@@ -285,9 +311,9 @@ impl<'a, T: Copy + From<i16> + std::ops::AddAssign> Row<'a, T> {
     }
 }
 
-fn widen<T>(tokens: &[u32], out: &mut [T], convert: impl Fn(u32) -> T) {
+fn widen<N: Copy + Into<u32>, T>(tokens: &[N], out: &mut [T], convert: impl Fn(u32) -> T) {
     for (id, &token) in out.iter_mut().zip(tokens) {
-        *id = convert(token);
+        *id = convert(token.into());
     }
 }
 

@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use shardfeed_plan::{Packing, Rank, Span, StepPlan};
 
-use crate::window::LineSource;
+use crate::line_reader::LineSource;
 use crate::{Error, Result};
 
 /// Where every sequence of a step came from.

@@ -35,11 +35,11 @@ mod dataset; // a manifest and paths     -> checked, positioned reads
 mod decode; // a row group               -> tokens and row starts, from any token on
 mod cache; // a manifest                <-> a file kept between runs
 mod scan; // a source                    -> DataSet, cached on disk
+mod large_pages; // memory               -> in larger pages
 mod slot; // room for a sequence         -> its tokens, and where rows begin
-mod window; // the line of an epoch      -> sequences near where a lane stands
+mod line_reader; // the line of an epoch -> decoded sequences, one after another
 mod array; // a batch let go of          -> memory for the next
 mod batch; // sequences                  -> labels, positions, documents
-mod lane; // a lane                      -> its next sequence, shuffled within a window
 mod stats; // what threads did          -> what a loader did
 mod engine; // steps                     -> batches, on threads, within a byte budget
 mod explain; // a step                   -> files, row groups, rows, tokens
@@ -55,6 +55,7 @@ pub use dataset::{DataSet, ReadCounts};
 pub use decode::{RowGroupCursor, Segment};
 pub use error::{Error, Result};
 pub use explain::{SequenceOrigin, StepOrigin, TokenOrigin};
+pub use line_reader::OnCorrupt;
 pub use loader::{
     LMBatch, LMBatches, MEMORY_BUDGET_DEFAULT, ShardConfig, StreamingParquetLoader, TokenLoader,
     TokenLoaderBuilder,
@@ -64,7 +65,6 @@ pub use source::Source;
 pub use state_file::{read_state, write_state};
 pub use stats::LoaderStats;
 pub use verify::{Damage, VerifyOptions, VerifyReport, is_exactly_once, verify};
-pub use window::OnCorrupt;
 
 pub use shardfeed_plan::{
     Basis, DataFile, EpochOrder, EpochPlan, FileShardError, Fingerprint, IdType, Manifest, MemoryNeeds,

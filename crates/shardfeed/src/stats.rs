@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::ReadCounts;
 
@@ -37,8 +37,8 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub fn add_decoding(&self, since: Instant) {
-        self.decoding_ns.fetch_add(since.elapsed().as_nanos() as u64, Relaxed);
+    pub fn add_decoding(&self, took: Duration) {
+        self.decoding_ns.fetch_add(took.as_nanos() as u64, Relaxed);
     }
 
     pub fn decoding(&self) -> Duration {

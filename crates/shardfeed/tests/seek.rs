@@ -187,7 +187,7 @@ fn a_step_that_straddles_a_skipped_range_opens_no_more_than_two_row_groups_per_s
         let setting = Setting { seq_len: 8, packing, eos_id, lanes: 1, window: 64 };
         let builder = |global_batch| setting.builder(dir.path(), global_batch);
         let probe = builder(1).build().unwrap();
-        let walk = order_of(probe.manifest(), probe.settings(), 0).walk(0);
+        let mut walk = order_of(probe.manifest(), probe.settings(), 0).walk(0);
         // Where a window begins with the very sequence that is delivered: it is opened rather than the sequence.
         let begins_window: Vec<u64> =
             (0..200).filter(|&position| walk.clone().sequence(position) == walk.floor(position)).collect();

@@ -3,7 +3,7 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 
 use super::bare::Bare;
-use super::engine::{self, VARIANTS};
+use super::engine::{Engine, VARIANTS};
 use super::raw::Raw;
 use super::spread::Spread;
 use super::subject::Subject;
@@ -55,7 +55,7 @@ impl Pass {
 struct Contender<'a> {
     reader: Reader,
     threads: usize,
-    pass: Box<dyn Fn() -> Result<Pass, Failure> + 'a>,
+    pass: Box<dyn FnMut() -> Result<Pass, Failure> + 'a>,
 }
 
 impl Contest {
@@ -75,10 +75,10 @@ impl Contest {
     ) -> Result<Self, Failure> {
         let bare = Bare::new(subject, stop)?;
         let raw = Raw::new(subject, stop)?;
-        let contenders = contenders(subject, &bare, &raw, threads, stop);
+        let mut contenders = contenders(subject, &bare, &raw, threads, stop)?;
         let mut passes: Vec<Vec<Pass>> = contenders.iter().map(|_| Vec::with_capacity(rounds)).collect();
         for round in 0..=rounds {
-            for (contender, passes) in contenders.iter().zip(&mut passes) {
+            for (contender, passes) in contenders.iter_mut().zip(&mut passes) {
                 let pass = (contender.pass)()?;
                 bar.inc(1);
                 if round > 0 {
@@ -112,7 +112,7 @@ fn contenders<'a>(
     raw: &'a Raw,
     threads: &[usize],
     stop: &'a Stop,
-) -> Vec<Contender<'a>> {
+) -> Result<Vec<Contender<'a>>, Failure> {
     let mut contenders = Vec::new();
     for &threads in threads {
         let pass = Box::new(move || bare.pass(threads, stop));
@@ -121,9 +121,10 @@ fn contenders<'a>(
     contenders.push(Contender { reader: Reader::Raw, threads: 1, pass: Box::new(move || raw.pass(stop)) });
     for variant in VARIANTS {
         for &threads in threads {
-            let pass = Box::new(move || engine::pass(subject, variant, threads, stop));
+            let mut engine = Engine::new(subject, variant, threads)?;
+            let pass = Box::new(move || engine.pass(stop));
             contenders.push(Contender { reader: Reader::Engine(variant.name), threads, pass });
         }
     }
-    contenders
+    Ok(contenders)
 }

@@ -1,7 +1,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use shardfeed::{Batch, BatchArrays, IdArray, TokenLoaderBuilder};
+use shardfeed::{Batch, BatchArrays, IdArray, TokenLoader, TokenLoaderBuilder};
 
 use super::contest::Pass;
 use super::subject::Subject;
@@ -21,24 +21,37 @@ pub const VARIANTS: [Variant; 2] = [
     Variant { name: "all four arrays", asks: |builder| builder },
 ];
 
-/// An epoch by the engine: shuffled batches of int64, on so many threads, taken by a consumer that hardly looks.
+/// Epoch after epoch by one loader: shuffled batches of int64, on so many threads, taken by a consumer that hardly
+/// looks.
 ///
 /// Opening is not counted: it has a measurement of its own.
-pub fn pass(subject: &Subject, variant: Variant, threads: usize, stop: &Stop) -> Result<Pass, Failure> {
-    let mut loader = (variant.asks)(subject.builder().threads(threads)).build()?;
-    let steps_expected = loader.steps_per_epoch();
-    let mut steps = 0;
-    let started = Instant::now();
-    while let Some(batch) = loader.next_batch()? {
-        stop.check()?;
-        touch(&batch);
-        steps += 1;
+pub struct Engine {
+    loader: TokenLoader,
+    tokens: u64,
+}
+
+impl Engine {
+    pub fn new(subject: &Subject, variant: Variant, threads: usize) -> Result<Self, Failure> {
+        let loader = (variant.asks)(subject.builder().threads(threads)).build()?;
+        Ok(Self { loader, tokens: subject.tokens() })
     }
-    let took = started.elapsed();
-    if steps != steps_expected {
-        return Err(Failure::Other(format!("the epoch had {steps} steps instead of {steps_expected}")));
+
+    /// The next epoch.
+    pub fn pass(&mut self, stop: &Stop) -> Result<Pass, Failure> {
+        let steps_expected = self.loader.steps_per_epoch();
+        let mut steps = 0;
+        let started = Instant::now();
+        while let Some(batch) = self.loader.next_batch()? {
+            stop.check()?;
+            touch(&batch);
+            steps += 1;
+        }
+        let took = started.elapsed();
+        if steps != steps_expected {
+            return Err(Failure::Other(format!("the epoch had {steps} steps instead of {steps_expected}")));
+        }
+        Ok(Pass { tokens: self.tokens, took })
     }
-    Ok(Pass { tokens: subject.tokens(), took })
 }
 
 /// Reads one token of each row.

@@ -8,7 +8,7 @@ use shardfeed_plan::{RowGroup, TokenColumn};
 
 use super::levels::Levels;
 use super::pages::{LoadedPage, Pages};
-use super::values::{ValueError, Values};
+use super::values::{Room, ValueError, Values};
 use crate::page_memory::PageMemory;
 use crate::{DataSet, Error, Result};
 
@@ -191,6 +191,7 @@ impl RowGroupCursor {
     /// The next tokens of one row, at most `max` of them, at least one. Null and empty rows are passed over.
     /// `None` at the end of the row group, once its counts have been found right and its file unchanged.
     pub fn segment(&mut self, max: usize) -> Result<Option<Segment>> {
+        let max = max.max(1);
         self.unpark()?;
         loop {
             if self.page.slots_left == 0 {
@@ -236,7 +237,13 @@ impl RowGroupCursor {
             } else if !self.in_row {
                 return Err(self.damaged("a row continues that never began".to_owned()));
             }
-            tokens += self.page.take_continuation(self.column.present_level, max.max(1) - tokens);
+            // Run by run: the first tokens of a row are often packed, and the others repeated.
+            while tokens < max {
+                match self.page.take_continuation(self.column.present_level, max - tokens) {
+                    0 => break,
+                    taken => tokens += taken,
+                }
+            }
             self.found.tokens += tokens as u64;
             self.check_not_more()?;
             return Ok(Some(Segment { starts_row, tokens }));
@@ -256,6 +263,12 @@ impl RowGroupCursor {
         self.values.read(out).map_err(|error| self.value_error(error))
     }
 
+    /// The same into memory for narrow or wide ids. False, and nothing is taken, if they may not fit into narrow ones.
+    pub(crate) fn read_room(&mut self, room: Room) -> Result<bool> {
+        self.unpark()?;
+        self.values.read_room(room).map_err(|error| self.value_error(error))
+    }
+
     /// Passes over tokens that [`segment`](Self::segment) announced.
     pub fn skip(&mut self, tokens: usize) -> Result<()> {
         if self.levels_only {
@@ -265,21 +278,34 @@ impl RowGroupCursor {
         self.values.skip(tokens).map_err(|error| self.value_error(error))
     }
 
+    /// Whether nothing is left of the page at hand.
+    pub(crate) fn is_between_pages(&self) -> bool {
+        self.page.slots_left == 0
+    }
+
     /// Nobody works with it for a while: keeps its page and dictionary if memory allows, else lets go of them.
     pub(crate) fn park(&mut self) {
         if self.parked != Parked::No {
             return;
+        }
+        if self.is_between_pages() {
+            self.unload_page();
         }
         let bytes = self.page_capacity + self.values.dictionary_bytes();
         if self.memory.try_keep(bytes) {
             self.parked = Parked::Kept(bytes);
             return;
         }
+        self.unload_page();
+        self.values.unload_dictionary();
+        self.parked = Parked::Dropped;
+    }
+
+    fn unload_page(&mut self) {
         self.page.repetition.unload();
         self.page.definition.unload();
-        self.values.unload();
+        self.values.unload_page();
         self.page_capacity = 0;
-        self.parked = Parked::Dropped;
     }
 
     fn unpark(&mut self) -> Result<()> {

@@ -25,14 +25,19 @@ impl Indexes {
     }
 
     /// Fills `out` with the ids of the next indexes, read from the same bytes as ever.
-    pub fn read(&mut self, bytes: &[u8], ids: &[u32], mut out: &mut [u32]) -> Result<(), String> {
+    pub fn read<D: Copy, O: From<D>>(
+        &mut self,
+        bytes: &[u8],
+        ids: &[D],
+        mut out: &mut [O],
+    ) -> Result<(), String> {
         while !out.is_empty() {
             let count = self.take_run(bytes, out.len())?;
             let (now, later) = out.split_at_mut(count);
             match self.run {
                 Run::Repeated { value, .. } => {
-                    let id = ids.get(value as usize).ok_or_else(|| not_in_dictionary(value, ids))?;
-                    now.fill(*id);
+                    let id = *ids.get(value as usize).ok_or_else(|| not_in_dictionary(value, ids))?;
+                    now.fill_with(|| id.into());
                 }
                 Run::Packed { bit, .. } => look_up(bytes, bit, self.bit_width, ids, now)?,
             }
@@ -69,24 +74,30 @@ impl Indexes {
 }
 
 /// Unpacks indexes from bit `bit` on, all of which are there, and looks them up.
-fn look_up(bytes: &[u8], mut bit: usize, width: u32, ids: &[u32], out: &mut [u32]) -> Result<(), String> {
+fn look_up<D: Copy, O: From<D>>(
+    bytes: &[u8],
+    mut bit: usize,
+    width: u32,
+    ids: &[D],
+    out: &mut [O],
+) -> Result<(), String> {
     let bits = width as usize;
     // Up to a byte's border one by one, then in blocks, which begin at one.
     let head = (0..out.len()).position(|count| (bit + count * bits).is_multiple_of(8)).unwrap_or(out.len());
     let (head, rest) = out.split_at_mut(head);
     for id in head {
-        *id = look_up_one(bytes, bit, width, ids)?;
+        *id = look_up_one(bytes, bit, width, ids)?.into();
         bit += bits;
     }
     look_up_blocks(&bytes[bit / 8..], width, ids, rest).map_err(|index| not_in_dictionary(index, ids))
 }
 
-fn look_up_one(bytes: &[u8], bit: usize, width: u32, ids: &[u32]) -> Result<u32, String> {
+fn look_up_one<D: Copy>(bytes: &[u8], bit: usize, width: u32, ids: &[D]) -> Result<D, String> {
     let index = unpack_one(bytes, bit, width).ok_or("its dictionary indexes end early")? as u32;
     ids.get(index as usize).copied().ok_or_else(|| not_in_dictionary(index, ids))
 }
 
-fn not_in_dictionary(index: u32, ids: &[u32]) -> String {
+fn not_in_dictionary<D>(index: u32, ids: &[D]) -> String {
     format!("index {index} into a dictionary of {}", ids.len())
 }
 
@@ -147,6 +158,7 @@ mod tests {
         ) {
             let (bytes, values) = write(&parts, width);
             let ids: Vec<u32> = (0..1 << width).map(|index| index * 3 + 1).collect();
+            let narrow: Vec<u16> = ids.iter().map(|&id| id as u16).collect();
             let mut indexes = Indexes::new(&bytes).unwrap();
             let mut at = 0;
             for (portion, is_read) in portions.into_iter().cycle() {
@@ -155,8 +167,12 @@ mod tests {
                     break;
                 }
                 if is_read {
-                    let mut out = vec![0; portion];
+                    // Into wide ids from wide and narrow ones, and into narrow ids.
+                    let (mut out, mut widened, mut kept) = (vec![0_u32; portion], vec![0_u32; portion], vec![0_u16; portion]);
+                    indexes.clone().read(&bytes, &narrow, &mut widened).unwrap();
+                    indexes.clone().read(&bytes, &narrow, &mut kept).unwrap();
                     indexes.read(&bytes, &ids, &mut out).unwrap();
+                    prop_assert!(kept.iter().map(|&id| u32::from(id)).eq(out.iter().copied()) && widened == out);
                     let expected: Vec<u32> = values[at..at + portion].iter().map(|&index| ids[index as usize]).collect();
                     prop_assert_eq!(out, expected);
                 } else {
@@ -164,7 +180,7 @@ mod tests {
                 }
                 at += portion;
             }
-            prop_assert!(indexes.read(&bytes, &ids, &mut [0; 1]).is_err());
+            prop_assert!(indexes.read(&bytes, &ids, &mut [0_u32; 1]).is_err());
         }
 
         #[test]
@@ -184,9 +200,9 @@ mod tests {
     #[test]
     fn an_index_past_the_dictionary_is_named() {
         let (bytes, _) = write(&[Part::Packed((0..64).collect())], 6);
-        let mut out = [0; 64];
-        let reason = Indexes::new(&bytes).unwrap().read(&bytes, &[5; 60], &mut out).unwrap_err();
+        let mut out = [0_u32; 64];
+        let reason = Indexes::new(&bytes).unwrap().read(&bytes, &[5_u32; 60], &mut out).unwrap_err();
         assert!(reason.contains("index 60 into a dictionary of 60"), "{reason}");
-        assert!(Indexes::new(&bytes).unwrap().read(&bytes, &[], &mut out).is_err());
+        assert!(Indexes::new(&bytes).unwrap().read::<u32, _>(&bytes, &[], &mut out).is_err());
     }
 }

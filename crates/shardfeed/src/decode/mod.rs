@@ -19,3 +19,4 @@ mod cursor; // pages               -> segments of rows, and their tokens
 pub(crate) use cursor::damaged_pages;
 pub use cursor::{RowGroupCursor, Segment};
 pub(crate) use inflate::Inflate;
+pub(crate) use values::Room;

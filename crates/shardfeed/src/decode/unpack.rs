@@ -40,14 +40,19 @@ pub(super) fn unpack_one(bytes: &[u8], bit: usize, bit_width: u32) -> Option<u64
 
 /// Looks up as many indexes as `out` has room for, which begin with the first byte. An index that has no id is the
 /// error.
-pub(super) fn look_up_blocks(bytes: &[u8], bit_width: u32, ids: &[u32], out: &mut [u32]) -> Result<(), u32> {
+pub(super) fn look_up_blocks<D: Copy, O: From<D>>(
+    bytes: &[u8],
+    bit_width: u32,
+    ids: &[D],
+    out: &mut [O],
+) -> Result<(), u32> {
     macro_rules! by_width {
         ($($width:literal)*) => {
             match bit_width {
-                $($width => look_up::<$width>(bytes, ids, out),)*
+                $($width => look_up::<$width, D, O>(bytes, ids, out),)*
                 _ => {
                     let id = *ids.first().ok_or(0_u32)?;
-                    out.fill(id);
+                    out.fill_with(|| id.into());
                     Ok(())
                 }
             }
@@ -56,25 +61,33 @@ pub(super) fn look_up_blocks(bytes: &[u8], bit_width: u32, ids: &[u32], out: &mu
     by_width!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32)
 }
 
-fn look_up<const WIDTH: usize>(mut bytes: &[u8], ids: &[u32], out: &mut [u32]) -> Result<(), u32> {
-    let (blocks, rest) = out.as_chunks_mut::<BLOCK>();
-    let mut blocks = blocks.iter_mut();
-    while let Some(block) = bytes.get(..BLOCK / 8 * WIDTH + 8)
-        && let Some(out) = blocks.next()
-    {
+/// Values of a packed run come in groups of eight, which take as many bytes as a value has bits. Runs are short,
+/// a few hundred values with most writers, so that nothing larger would fit them well.
+const GROUP: usize = 8;
+
+fn look_up<const WIDTH: usize, D: Copy, O: From<D>>(
+    bytes: &[u8],
+    ids: &[D],
+    out: &mut [O],
+) -> Result<(), u32> {
+    // As far as what is read beyond a value is there as well.
+    let whole = bytes.len().saturating_sub(8) / WIDTH * GROUP;
+    let (now, rest) = out.split_at_mut(whole.min(out.len() / GROUP * GROUP));
+    for (at, out) in now.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
+        let group = &bytes[at * WIDTH..at * WIDTH + WIDTH + 8];
         for (i, id) in out.iter_mut().enumerate() {
             // A check that never fails costs less than a pass that finds the largest index.
-            let index = value::<WIDTH>(block, i);
-            *id = *ids.get(index as usize).ok_or(index)?;
+            let index = value::<WIDTH>(group, i);
+            *id = (*ids.get(index as usize).ok_or(index)?).into();
         }
-        bytes = &bytes[BLOCK / 8 * WIDTH..];
     }
-    for out in blocks.map(|block| &mut block[..]).chain([rest]) {
-        // Near the end of the page, or of the run: what follows is none of ours.
+    let mut bytes = bytes.get(now.len() / GROUP * WIDTH..).unwrap_or_default();
+    for out in rest.chunks_mut(BLOCK) {
+        // A part of a group, or near the end of the page: what follows is none of ours.
         let mut block = [0; BLOCK];
         unpack_block(bytes, 0, WIDTH as u32, &mut block);
         for (id, &index) in out.iter_mut().zip(&block) {
-            *id = *ids.get(index as usize).ok_or(index)?;
+            *id = (*ids.get(index as usize).ok_or(index)?).into();
         }
         bytes = bytes.get(BLOCK / 8 * WIDTH..).unwrap_or_default();
     }

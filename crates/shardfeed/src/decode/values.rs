@@ -18,8 +18,16 @@ pub(super) struct Values {
     bytes: Bytes,
     page: PageValues,
     left: usize,
+    /// An id was seen that needs more than 16 bits: others will follow.
+    is_wide: bool,
     /// Pages that the crate decoded.
     foreign_pages: u32,
+}
+
+/// Memory to read ids into: with 16 bits each where they fit, which half the memory holds and half the time moves.
+pub(crate) enum Room<'a> {
+    Narrow(&'a mut [u16]),
+    Wide(&'a mut [u32]),
 }
 
 enum PageValues {
@@ -39,7 +47,9 @@ enum PageValues {
 /// The ids of a dictionary page; or the page itself, where an entry is no id: whether it is used, and in which row,
 /// only the crate's reader tells.
 enum Dictionary {
-    Ids(Vec<u32>),
+    /// All fit into 16 bits.
+    Narrow(Vec<u16>),
+    Wide(Vec<u32>),
     Foreign(Page),
 }
 
@@ -60,7 +70,7 @@ impl From<String> for ValueError {
 impl Values {
     pub fn new(ids: IdType) -> Self {
         let page = PageValues::Plain { at: 0 };
-        Self { ids, dictionary: None, bytes: Bytes::new(), page, left: 0, foreign_pages: 0 }
+        Self { ids, dictionary: None, bytes: Bytes::new(), page, left: 0, is_wide: false, foreign_pages: 0 }
     }
 
     /// Pages that the crate's reader decoded so far.
@@ -72,7 +82,8 @@ impl Values {
     pub fn dictionary_bytes(&self) -> u64 {
         match &self.dictionary {
             None => 0,
-            Some(Dictionary::Ids(ids)) => 4 * ids.capacity() as u64,
+            Some(Dictionary::Narrow(ids)) => 2 * ids.capacity() as u64,
+            Some(Dictionary::Wide(ids)) => 4 * ids.capacity() as u64,
             Some(Dictionary::Foreign(page)) => page.buffer().len() as u64,
         }
     }
@@ -80,9 +91,14 @@ impl Values {
     /// Goes through the dictionary once: after a while in which others were read it comes from memory in order far
     /// quicker than entry by entry, as they are looked up.
     pub fn warm(&self) {
-        const LINE: usize = 64 / size_of::<u32>();
-        if let Some(Dictionary::Ids(ids)) = &self.dictionary {
-            std::hint::black_box(ids.iter().step_by(LINE).fold(0, |sum: u32, &id| sum.wrapping_add(id)));
+        fn touch<T: Copy + Into<u32>>(ids: &[T]) {
+            let lines = ids.iter().step_by(64 / size_of::<T>());
+            std::hint::black_box(lines.fold(0, |sum: u32, &id| sum.wrapping_add(id.into())));
+        }
+        match &self.dictionary {
+            Some(Dictionary::Narrow(ids)) => touch(ids),
+            Some(Dictionary::Wide(ids)) => touch(ids),
+            Some(Dictionary::Foreign(_)) | None => {}
         }
     }
 
@@ -96,9 +112,14 @@ impl Values {
         let Some(bytes) = count.checked_mul(id_bytes(self.ids)).and_then(|len| bytes.get(..len)) else {
             return Err(format!("its dictionary claims {count} entries in {} bytes", bytes.len()));
         };
+        let mut narrow = vec![0; count];
+        if read_plain_narrow(self.ids, bytes, &mut narrow) {
+            self.dictionary = Some(Dictionary::Narrow(narrow));
+            return Ok(());
+        }
         let mut ids = vec![0; count];
         self.dictionary = Some(match read_plain(self.ids, bytes, &mut ids) {
-            Ok(()) => Dictionary::Ids(ids),
+            Ok(()) => Dictionary::Wide(ids),
             Err(_) => Dictionary::Foreign(page),
         });
         Ok(())
@@ -109,9 +130,10 @@ impl Values {
         self.page = match (encoding, &self.dictionary) {
             (Encoding::PLAIN, _) => PageValues::Plain { at: 0 },
             (Encoding::DELTA_BINARY_PACKED, _) => PageValues::Deltas(Deltas::new(&bytes)?),
-            (Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY, Some(Dictionary::Ids(_))) => {
-                PageValues::Indexes(Indexes::new(&bytes)?)
-            }
+            (
+                Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY,
+                Some(Dictionary::Narrow(_) | Dictionary::Wide(_)),
+            ) => PageValues::Indexes(Indexes::new(&bytes)?),
             (Encoding::RLE_DICTIONARY | Encoding::PLAIN_DICTIONARY, None) => {
                 return Err("its values are in a dictionary, and there is none".to_owned());
             }
@@ -134,10 +156,14 @@ impl Values {
         ForeignValues::open(self.ids, dictionary, bytes.clone(), encoding, count)
     }
 
-    /// Lets go of the page and the dictionary; where it stands is not forgotten.
-    pub fn unload(&mut self) {
-        self.bytes = Bytes::new();
+    /// Lets go of the dictionary.
+    pub fn unload_dictionary(&mut self) {
         self.dictionary = None;
+    }
+
+    /// Lets go of the page; where it stands is not forgotten.
+    pub fn unload_page(&mut self) {
+        self.bytes = Bytes::new();
         if let PageValues::Foreign { reader, .. } = &mut self.page {
             **reader = ForeignValues::closed(self.ids);
         }
@@ -165,7 +191,10 @@ impl Values {
                 let bytes = plain_bytes(&self.bytes, at, out.len() * id_bytes(ids))?;
                 read_plain(ids, bytes, out).map_err(|bad| not_an_id(bad, ids))
             }
-            (PageValues::Indexes(indexes), Some(Dictionary::Ids(ids))) => {
+            (PageValues::Indexes(indexes), Some(Dictionary::Narrow(ids))) => {
+                Ok(indexes.read(&self.bytes, ids, out)?)
+            }
+            (PageValues::Indexes(indexes), Some(Dictionary::Wide(ids))) => {
                 Ok(indexes.read(&self.bytes, ids, out)?)
             }
             (PageValues::Deltas(deltas), _) => {
@@ -185,6 +214,34 @@ impl Values {
             (PageValues::Foreign { reader, .. }, _) => reader.read(out),
             (PageValues::Indexes(_), _) => Err(ValueError::Page("its dictionary is gone".to_owned())),
         }
+    }
+
+    /// Fills `room` with the next ids. False, and nothing is taken, if they may not fit into 16 bits.
+    pub fn read_room(&mut self, room: Room) -> Result<bool, ValueError> {
+        let out = match room {
+            Room::Wide(out) => return self.read(out).map(|()| true),
+            Room::Narrow(_) if self.is_wide => return Ok(false),
+            Room::Narrow(out) => out,
+        };
+        match (&mut self.page, &self.dictionary) {
+            (PageValues::Indexes(indexes), Some(Dictionary::Narrow(ids))) => {
+                self.left = self.left.checked_sub(out.len()).ok_or_else(|| too_few(out.len(), self.left))?;
+                indexes.read(&self.bytes, ids, out)?;
+                return Ok(true);
+            }
+            (PageValues::Plain { at }, _) if out.len() <= self.left => {
+                let mut end = *at;
+                let bytes = plain_bytes(&self.bytes, &mut end, out.len() * id_bytes(self.ids))?;
+                if read_plain_narrow(self.ids, bytes, out) {
+                    *at = end;
+                    self.left -= out.len();
+                    return Ok(true);
+                }
+            }
+            _ => {}
+        }
+        self.is_wide = true;
+        Ok(false)
     }
 
     /// Passes over the next `count` ids.
@@ -260,6 +317,31 @@ fn read_plain(ids: IdType, bytes: &[u8], out: &mut [u32]) -> Result<(), i64> {
             .find(|&value| u32::try_from(value).is_err()),
     };
     bad.map_or(Ok(()), Err)
+}
+
+/// Ids as they are, if each fits into 16 bits.
+fn read_plain_narrow(ids: IdType, bytes: &[u8], out: &mut [u16]) -> bool {
+    // All bits together tell whether one is too large, or negative.
+    match ids {
+        IdType::U16 | IdType::U32 | IdType::I32 => {
+            let mut all = 0;
+            for (id, value) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                let value = u32::from_le_bytes(*value);
+                *id = value as u16;
+                all |= value;
+            }
+            all <= u16::MAX.into()
+        }
+        IdType::I64 | IdType::U64 => {
+            let mut all = 0;
+            for (id, value) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
+                let value = u64::from_le_bytes(*value);
+                *id = value as u16;
+                all |= value;
+            }
+            all <= u16::MAX.into()
+        }
+    }
 }
 
 /// A value as it comes out of a delta page, to an id.

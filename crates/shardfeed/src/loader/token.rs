@@ -11,11 +11,12 @@ use crate::array::ArrayPool;
 use crate::batch::{Batch, BatchArrays, BatchShape, Dtype, LabelStyle};
 use crate::engine::{Engine, EngineSettings, plan_memory};
 use crate::explain::{StepOrigin, explain_step};
+use crate::line_reader::{LineSource, OnCorrupt};
 use crate::page_memory::WORK_BYTES_USUAL;
 use crate::parallel::default_threads;
 use crate::scan::scan;
+use crate::slot::SlotPool;
 use crate::stats::Counters;
-use crate::window::{LineSource, OnCorrupt};
 use crate::{CachePolicy, DataSet, Error, LoaderStats, ReadCounts, Result, ScanOptions, ScanReport, Source};
 
 /// One rank's stream of batches.
@@ -38,6 +39,7 @@ pub struct TokenLoader {
     /// Runs from the first batch of an epoch to its last; a change of position ends it.
     engine: Option<Engine>,
     pool: ArrayPool,
+    slots: SlotPool,
     counters: Arc<Counters>,
     stats: LoaderStats,
     /// When the first batch was asked for.
@@ -293,6 +295,7 @@ impl TokenLoader {
             threads: self.threads,
             memory_budget: self.memory_budget,
             counters: Arc::clone(&self.counters),
+            slots: self.slots.clone(),
         }
     }
 }
@@ -506,6 +509,7 @@ impl TokenLoaderBuilder {
             source,
             engine: None,
             pool: ArrayPool::default(),
+            slots: SlotPool::default(),
             counters: Arc::default(),
             stats: LoaderStats::default(),
             began: None,

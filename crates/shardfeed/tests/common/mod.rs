@@ -66,7 +66,8 @@ pub fn test_data() -> impl Strategy<Value = TestData> {
     (files, options).prop_map(
         |(lengths, (ids, rows_per_group, [dictionary, page_v2, statistics], page_bytes))| {
             // Every token is another number, so that none can stand for another; modulo what 16 bits hold.
-            let mut next = 0;
+            // From there on more than 16 bits are needed, which are kept in another way.
+            let (mut next, modulo) = if ids == IdType::U16 { (0, 60_000) } else { (65_000, 1 << 20) };
             let files = lengths
                 .into_iter()
                 .map(|rows| {
@@ -75,7 +76,7 @@ pub fn test_data() -> impl Strategy<Value = TestData> {
                             (len != usize::MAX).then(|| {
                                 (0..len)
                                     .map(|_| {
-                                        next = (next + 1) % 60_000;
+                                        next = (next + 1) % modulo;
                                         next + 100
                                     })
                                     .collect()

@@ -1,7 +1,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use shardfeed::{CachePolicy, DataSet, IdType, Result, RowGroupCursor, ScanOptions, Source, scan};
+use shardfeed::{
+    CachePolicy, DataSet, IdType, Result, RowGroupCursor, ScanOptions, Source, TokenLoader, scan,
+};
 
 use crate::common::Dice;
 use crate::reference;
@@ -38,9 +40,28 @@ pub fn assert_equal(path: &Path, seed: u64) -> Result<()> {
             naive.assert_same(&taken, &format!("{}, row group {index}, turn {turn}", path.display()));
         }
     }
+    assert_streamed(path, &naive, seed)?;
     for (number, _) in met.iter().enumerate().filter(|(_, met)| !**met) {
         assert_eq!(naive[number], Vec::<Vec<i64>>::new(), "row group {number} is left out");
     }
+    Ok(())
+}
+
+/// The stream, in file order, is all tokens one after another.
+fn assert_streamed(path: &Path, naive: &[Vec<Vec<i64>>], seed: u64) -> Result<()> {
+    let tokens: Vec<i64> = naive.iter().flatten().flatten().copied().collect();
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    let seq_len = Dice::new(seed).pick(&[1, 7, 64, 1000, 5000]).min(tokens.len()) as u32;
+    let builder = TokenLoader::builder(vec![path.to_owned()], seq_len, 3).shuffle(false).threads(1);
+    let mut streamed = Vec::with_capacity(tokens.len());
+    for batch in builder.cache(CachePolicy::Off).build()?.batches() {
+        streamed.extend(batch?.input_ids.iter());
+    }
+    let differs = streamed.iter().zip(&tokens).position(|(streamed, naive)| streamed != naive);
+    assert_eq!(differs, None, "{}: a token of the stream of {seq_len}", path.display());
+    assert!(streamed.len() >= tokens.len());
     Ok(())
 }
 

@@ -1,0 +1,98 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use shardfeed_plan::{LaneWalk, Rank, StepPlan, StreamState, Tail};
+
+use crate::line_reader::LineSource;
+use crate::slot::Slot;
+
+/// Opens steps one after the other: which sequences, from which lanes.
+pub(super) struct Planner {
+    source: Arc<LineSource>,
+    state: StreamState,
+    rank: Rank,
+    tail: Tail,
+    plan: StepPlan,
+    /// Lanes that were visited, numbered as they came.
+    numbers: HashMap<u32, usize>,
+    walks: Vec<LaneWalk>,
+}
+
+/// A step whose rows are to be gathered.
+pub(super) struct PlannedStep {
+    pub number: u64,
+    pub epoch: u64,
+    /// Where the stream stands after it.
+    pub next_position: u64,
+    /// Those that are not padding.
+    pub rows: Vec<Row>,
+}
+
+/// A row of a step.
+#[derive(Debug)]
+pub(super) struct Row {
+    /// In the epoch.
+    pub position: u64,
+    /// By the planner's number.
+    pub lane: usize,
+    /// On the line.
+    pub sequence: u64,
+    /// No later row of the lane asks for anything below.
+    pub floor: u64,
+    /// How far to decode so that the next rows find theirs as well; and how far that will be soon.
+    pub ceiling: u64,
+    pub ceiling_ahead: u64,
+    /// One past the last sequence of the lane.
+    pub lane_end: u64,
+    /// Its sequence, once it is decoded.
+    pub slot: Option<Slot>,
+}
+
+impl Planner {
+    pub fn new(source: &Arc<LineSource>, state: &StreamState, rank: Rank, tail: Tail) -> Self {
+        Self {
+            source: Arc::clone(source),
+            state: state.clone(),
+            rank,
+            tail,
+            plan: StepPlan::default(),
+            numbers: HashMap::new(),
+            walks: Vec::new(),
+        }
+    }
+
+    /// The next step, in a list that was used before; `None` at the epoch's end.
+    pub fn next(&mut self, mut rows: Vec<Row>) -> Option<PlannedStep> {
+        let Self { source, state, plan, numbers, walks, .. } = self;
+        let order = &source.order;
+        if !order.step_into(plan, state.position, &state.skips, state.steps.global_batch(), self.tail) {
+            return None;
+        }
+        state.position = plan.next();
+        rows.clear();
+        for &position in plan.positions(self.rank) {
+            let place = order.place(position);
+            let lane = *numbers.entry(place.lane).or_insert_with(|| {
+                walks.push(order.walk(place.lane));
+                walks.len() - 1
+            });
+            let walk = &mut walks[lane];
+            rows.push(Row {
+                position,
+                lane,
+                sequence: walk.sequence(place.index),
+                floor: walk.floor(place.index),
+                ceiling: walk.ceiling(place.index),
+                ceiling_ahead: walk.ceiling_ahead(place.index),
+                lane_end: walk.end(),
+                slot: None,
+            });
+        }
+        Some(PlannedStep {
+            number: state.steps.number(plan.first()),
+            epoch: state.epoch,
+            next_position: plan.next(),
+            rows,
+        })
+    }
+}
