@@ -29,8 +29,8 @@ pub(super) struct Limits {
 
 /// One being taken, one being made.
 const STEPS_AHEAD_MIN: u64 = 2;
-/// Tokens of a page, as most writers make them: what is worth decoding in one go.
-const TOKENS_BEYOND: u64 = 1 << 19;
+/// Tokens of a page of 1 MiB with ids of 16 bits, as most writers make them, and some: what is worth decoding in one go.
+const TOKENS_BEYOND: u64 = 5 << 17;
 
 /// Divides the budget among windows, pages and steps; an error if it is too small for the settings.
 pub(crate) fn plan_memory(

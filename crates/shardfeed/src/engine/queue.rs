@@ -268,6 +268,10 @@ impl Queue {
         lane.add(&mut tray.full, &mut tray.free, |Wanted { step, row, .. }, slot| {
             give(steps, self.first, gathered, step, row, slot);
         });
+        if lane.end() >= lane.last {
+            // Its page is of no more use.
+            lane.reader = None;
+        }
         if lane.reader.is_none() {
             self.alone.extend(lane.wanted.drain(..).map(|wanted| Alone {
                 step: wanted.step,
