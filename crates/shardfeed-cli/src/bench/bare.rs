@@ -1,6 +1,7 @@
 use std::fs::File;
 use std::hint::black_box;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -8,14 +9,16 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
 };
+use parquet::column::page::PageReader;
 use parquet::errors::ParquetError;
+use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::contest::Pass;
 use super::subject::Subject;
 use crate::args::Failure;
 use crate::stop::Stop;
 
-/// The `parquet` crate alone: the token column as Arrow record batches, which are dropped.
+/// The `parquet` crate alone: the token column as Arrow record batches, which are dropped; or only its pages.
 ///
 /// It decodes in file order, joins no rows, shuffles nothing and makes no batches. Footers are read beforehand, as
 /// the engine's manifest is; row groups are dealt to threads one by one.
@@ -32,6 +35,8 @@ struct BareFile {
     path: PathBuf,
     metadata: ArrowReaderMetadata,
     column: ProjectionMask,
+    /// The column's number among all that hold values.
+    leaf: usize,
 }
 
 /// Small batches stay in the cache, large ones cost less each: which is better depends on the rows.
@@ -63,12 +68,26 @@ impl<'a> Bare<'a> {
 
     /// Decodes everything once.
     pub fn pass(&self, threads: usize, stop: &Stop) -> Result<Pass, Failure> {
+        self.each_row_group(threads, stop, |file, group| self.decode(file, group))
+    }
+
+    /// Reads and decompresses every page once, and decodes none: what anybody has to do who reads these files.
+    pub fn pages_pass(&self, threads: usize, stop: &Stop) -> Result<Pass, Failure> {
+        self.each_row_group(threads, stop, load_pages)
+    }
+
+    fn each_row_group(
+        &self,
+        threads: usize,
+        stop: &Stop,
+        read: impl Fn(&BareFile, usize) -> Result<u64, ParquetError> + Sync,
+    ) -> Result<Pass, Failure> {
         let next = AtomicUsize::new(0);
         let work = || -> Result<u64, Failure> {
             let mut rows = 0;
             while let Some(&(file, group)) = self.row_groups.get(next.fetch_add(1, Relaxed)) {
                 stop.check()?;
-                rows += self.decode(&self.files[file], group).map_err(|error| {
+                rows += read(&self.files[file], group).map_err(|error| {
                     Failure::Other(format!(
                         "{}: the parquet crate cannot decode row group {group}: {error}",
                         self.files[file].path.display()
@@ -113,6 +132,17 @@ impl<'a> Bare<'a> {
     }
 }
 
+/// Returns the rows of the row group.
+fn load_pages(file: &BareFile, group: usize) -> Result<u64, ParquetError> {
+    let metadata = file.metadata.metadata().row_group(group);
+    let (chunk, rows) = (metadata.column(file.leaf), metadata.num_rows());
+    let mut pages = SerializedPageReader::new(Arc::new(File::open(&file.path)?), chunk, rows as usize, None)?;
+    while let Some(page) = pages.get_next_page()? {
+        black_box(page);
+    }
+    Ok(rows as u64)
+}
+
 fn open(path: PathBuf, column: &str) -> Result<BareFile, Failure> {
     let load = || -> Result<ArrowReaderMetadata, ParquetError> {
         ArrowReaderMetadata::load(&File::open(&path)?, ArrowReaderOptions::default())
@@ -123,6 +153,7 @@ fn open(path: PathBuf, column: &str) -> Result<BareFile, Failure> {
     let schema = metadata.parquet_schema();
     let roots = schema.root_schema().get_fields().iter().enumerate();
     let wanted = roots.filter(|(_, field)| field.name() == column).map(|(index, _)| index);
+    let leaf = schema.columns().iter().position(|leaf| leaf.path().parts()[0] == column).unwrap_or(0);
     let column = ProjectionMask::roots(schema, wanted);
-    Ok(BareFile { path, metadata, column })
+    Ok(BareFile { path, metadata, column, leaf })
 }

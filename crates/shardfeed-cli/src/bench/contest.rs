@@ -32,6 +32,8 @@ pub struct Score {
 pub enum Reader {
     /// The `parquet` crate, into record batches.
     Bare,
+    /// The `parquet` crate, pages read and decompressed and nothing more.
+    Pages,
     /// A memory-mapped raw file, on one thread, into int64.
     Raw,
     /// The engine; the name says which arrays it makes.
@@ -61,7 +63,7 @@ struct Contender<'a> {
 impl Contest {
     /// Passes of one data set, the warm-up included.
     pub fn passes(threads: &[usize], rounds: usize) -> u64 {
-        let contenders = threads.len() * (1 + VARIANTS.len()) + 1;
+        let contenders = threads.len() * (2 + VARIANTS.len()) + 1;
         (contenders * (rounds + 1)) as u64
     }
 
@@ -100,6 +102,11 @@ impl Contest {
         self.scores.iter().find(|score| score.reader == Reader::Bare && score.threads == threads)
     }
 
+    /// The pages alone on so many threads.
+    pub fn pages(&self, threads: usize) -> Option<&Score> {
+        self.scores.iter().find(|score| score.reader == Reader::Pages && score.threads == threads)
+    }
+
     /// The raw file.
     pub fn raw(&self) -> Option<&Score> {
         self.scores.iter().find(|score| score.reader == Reader::Raw)
@@ -117,6 +124,10 @@ fn contenders<'a>(
     for &threads in threads {
         let pass = Box::new(move || bare.pass(threads, stop));
         contenders.push(Contender { reader: Reader::Bare, threads, pass });
+    }
+    for &threads in threads {
+        let pass = Box::new(move || bare.pages_pass(threads, stop));
+        contenders.push(Contender { reader: Reader::Pages, threads, pass });
     }
     contenders.push(Contender { reader: Reader::Raw, threads: 1, pass: Box::new(move || raw.pass(stop)) });
     for variant in VARIANTS {

@@ -45,8 +45,9 @@ impl Report {
             thousands(row_groups as u64),
             bytes as f64 / tokens.max(1) as f64
         );
-        let head =
-            ["reader", "threads", "M tokens/s", "median", "× bare", "× raw"].map(str::to_owned).to_vec();
+        let head = ["reader", "threads", "M tokens/s", "median", "× bare", "× pages", "× raw"]
+            .map(str::to_owned)
+            .to_vec();
         let rows = self.contest.scores.iter().map(|score| {
             vec![
                 reader_name(score.reader),
@@ -54,6 +55,7 @@ impl Report {
                 format!("{:>10.1}", score.rates.best),
                 format!("{:>6.1}", score.rates.median),
                 ratio(score, self.contest.bare(score.threads)),
+                ratio(score, self.contest.pages(score.threads)),
                 ratio(score, self.contest.raw()),
             ]
         });
@@ -98,6 +100,7 @@ impl Report {
     fn score(&self, score: &Score) -> Value {
         let (reader, arrays) = match score.reader {
             Reader::Bare => ("bare", None),
+            Reader::Pages => ("pages", None),
             Reader::Raw => ("raw", None),
             Reader::Engine(arrays) => ("shardfeed", Some(arrays)),
         };
@@ -116,6 +119,7 @@ impl Report {
             "tokens": score.tokens,
             "million_tokens_per_second": score.rates.as_json(),
             "over_bare": over(self.contest.bare(score.threads)),
+            "over_pages": over(self.contest.pages(score.threads)),
             "over_raw": over(self.contest.raw()),
         })
     }
@@ -124,6 +128,7 @@ impl Report {
 fn reader_name(reader: Reader) -> String {
     match reader {
         Reader::Bare => "bare parquet, record batches".to_owned(),
+        Reader::Pages => "pages, decompressed, no more".to_owned(),
         Reader::Raw => "raw file, memory-mapped, shuffled".to_owned(),
         Reader::Engine(arrays) => format!("shardfeed, {arrays}"),
     }

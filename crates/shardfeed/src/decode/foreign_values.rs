@@ -78,17 +78,29 @@ impl ForeignValues {
             match &mut self.reader {
                 Reader::Int32(reader, scratch) => {
                     read_portion(reader, out.len(), scratch)?;
+                    // One look at all bits together: only when that is suspicious, at each.
+                    let mut all = 0;
                     for (id, value) in out.iter_mut().zip(&*scratch) {
                         *id = value.cast_unsigned();
+                        all |= *id;
                     }
-                    if let Some(bad) = out.iter().find(|&&id| id > id_max(ids)) {
+                    if all > id_max(ids)
+                        && let Some(bad) = out.iter().find(|&&id| id > id_max(ids))
+                    {
                         return Err(not_an_id(i64::from(bad.cast_signed()), ids));
                     }
                 }
                 Reader::Int64(reader, scratch) => {
                     read_portion(reader, out.len(), scratch)?;
+                    let mut all = 0;
                     for (id, &value) in out.iter_mut().zip(&*scratch) {
-                        *id = u32::try_from(value).map_err(|_| not_an_id(value, ids))?;
+                        *id = value as u32;
+                        all |= value.cast_unsigned();
+                    }
+                    if all > u32::MAX.into()
+                        && let Some(&bad) = scratch.iter().find(|&&value| u32::try_from(value).is_err())
+                    {
+                        return Err(not_an_id(bad, ids));
                     }
                 }
             }

@@ -18,6 +18,9 @@ pub(super) struct Values {
     bytes: Bytes,
     page: PageValues,
     left: usize,
+    /// Ids that were decoded before it was known whether they are narrow. If they were not, they are next to be read.
+    scratch: Vec<u32>,
+    is_scratch_next: bool,
     /// An id was seen that needs more than 16 bits: others will follow.
     is_wide: bool,
     /// Pages that the crate decoded.
@@ -70,7 +73,17 @@ impl From<String> for ValueError {
 impl Values {
     pub fn new(ids: IdType) -> Self {
         let page = PageValues::Plain { at: 0 };
-        Self { ids, dictionary: None, bytes: Bytes::new(), page, left: 0, is_wide: false, foreign_pages: 0 }
+        Self {
+            ids,
+            dictionary: None,
+            bytes: Bytes::new(),
+            page,
+            left: 0,
+            scratch: Vec::new(),
+            is_scratch_next: false,
+            is_wide: false,
+            foreign_pages: 0,
+        }
     }
 
     /// Pages that the crate's reader decoded so far.
@@ -184,6 +197,10 @@ impl Values {
 
     /// Fills `out` with the next ids.
     pub fn read(&mut self, out: &mut [u32]) -> Result<(), ValueError> {
+        if std::mem::take(&mut self.is_scratch_next) {
+            out.copy_from_slice(&self.scratch);
+            return Ok(());
+        }
         self.take(out.len())?;
         let ids = self.ids;
         match (&mut self.page, &self.dictionary) {
@@ -216,7 +233,8 @@ impl Values {
         }
     }
 
-    /// Fills `room` with the next ids. False, and nothing is taken, if they may not fit into 16 bits.
+    /// Fills `room` with the next ids. False, and nothing is taken, if they may not fit into 16 bits: then they must be
+    /// read into a wide one, as many of them.
     pub fn read_room(&mut self, room: Room) -> Result<bool, ValueError> {
         let out = match room {
             Room::Wide(out) => return self.read(out).map(|()| true),
@@ -237,6 +255,19 @@ impl Values {
                     self.left -= out.len();
                     return Ok(true);
                 }
+            }
+            (PageValues::Deltas(_) | PageValues::Foreign { .. }, _) => {
+                let mut scratch = std::mem::take(&mut self.scratch);
+                scratch.resize(out.len(), 0);
+                let read = self.read(&mut scratch);
+                self.scratch = scratch;
+                read?;
+                let all = self.scratch.iter().fold(0, |all, id| all | id);
+                if all <= u16::MAX.into() {
+                    out.iter_mut().zip(&self.scratch).for_each(|(out, &id)| *out = id as u16);
+                    return Ok(true);
+                }
+                self.is_scratch_next = true;
             }
             _ => {}
         }
