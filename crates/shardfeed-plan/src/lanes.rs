@@ -1,6 +1,7 @@
 use std::ops::Range;
 
-use crate::{fisher_yates, key};
+use crate::key;
+use crate::permute::fisher_yates_into;
 
 /// The line of an epoch's sequences cut into `count` lanes that are read side by side, each shuffled within
 /// windows that slide along it.
@@ -190,13 +191,13 @@ impl LaneWalk {
         match self.shuffles.iter().position(|(other, _)| *other == id) {
             Some(at) => self.shuffles[at..].rotate_left(1),
             None => {
-                if self.shuffles.len() == SHUFFLES_MAX {
-                    self.shuffles.remove(0);
-                }
+                let is_full = self.shuffles.len() == SHUFFLES_MAX;
+                let mut order = if is_full { self.shuffles.remove(0).1 } else { Vec::new() };
                 let [seed, epoch, use_, lane, pass_number] = pass.key;
                 let len = (block.sequences.end - block.sequences.start) as u32;
                 let key = key(&[seed, epoch, use_, lane, pass_number, block.number]);
-                self.shuffles.push((id, fisher_yates(len, key)));
+                fisher_yates_into(&mut order, len, key);
+                self.shuffles.push((id, order));
             }
         }
         let (_, order) = self.shuffles.last().expect("just used");

@@ -18,13 +18,20 @@ pub fn key(words: &[u64]) -> u64 {
 /// A uniform shuffle of `0..len`. Feistel ciphers with cycle walking need no array but are visibly biased on
 /// blocks as small as ours.
 pub fn fisher_yates(len: u32, key: u64) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..len).collect();
+    let mut order = Vec::new();
+    fisher_yates_into(&mut order, len, key);
+    order
+}
+
+/// The same in a list that was used before.
+pub(crate) fn fisher_yates_into(order: &mut Vec<u32>, len: u32, key: u64) {
+    order.clear();
+    order.extend(0..len);
     for i in (1..len as usize).rev() {
         // The high half of the product is uniform over 0..=i, without a division.
         let pick = (u128::from(mix(key.wrapping_add(i as u64))) * (i as u128 + 1)) >> 64;
         order.swap(i, pick as usize);
     }
-    order
 }
 
 #[cfg(test)]

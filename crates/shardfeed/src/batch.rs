@@ -151,7 +151,7 @@ impl BatchShape {
             labels: array(self.arrays.labels, i64::from(IGNORE_LABEL)),
             position_ids: array(self.arrays.position_ids, 0),
             document_ids: array(self.arrays.document_ids, -1),
-            cu_seqlens: self.arrays.cu_seqlens.then(|| self.pool.starts.take(0)),
+            cu_seqlens: self.arrays.cu_seqlens.then(|| self.pool.starts.take_empty()),
         }
     }
 

@@ -221,12 +221,11 @@ impl Shared {
     }
 
     fn plan(&self, job: PlanJob, planned: &mut Vec<PlannedStep>) -> MutexGuard<'_, Queue> {
-        let PlanJob { mut planner, count, mut spare_rows } = job;
-        let steps = std::iter::from_fn(|| planner.next(spare_rows.pop().unwrap_or_default()));
-        planned.extend(steps.take(count));
+        let PlanJob { mut planner, count } = job;
+        planned.extend(std::iter::from_fn(|| planner.next()).take(count));
         let is_over = planned.len() < count;
         let mut queue = self.lock();
-        queue.planned(planned, (!is_over).then_some(planner), spare_rows);
+        queue.planned(planned, (!is_over).then_some(planner));
         queue
     }
 }

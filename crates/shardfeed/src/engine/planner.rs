@@ -16,6 +16,8 @@ pub(super) struct Planner {
     /// Lanes that were visited, numbered as they came.
     numbers: HashMap<u32, usize>,
     walks: Vec<LaneWalk>,
+    /// Lists of rows to be used again.
+    pub spare_rows: Vec<Vec<Row>>,
 }
 
 /// A step whose rows are to be gathered.
@@ -58,17 +60,19 @@ impl Planner {
             plan: StepPlan::default(),
             numbers: HashMap::new(),
             walks: Vec::new(),
+            spare_rows: Vec::new(),
         }
     }
 
-    /// The next step, in a list that was used before; `None` at the epoch's end.
-    pub fn next(&mut self, mut rows: Vec<Row>) -> Option<PlannedStep> {
+    /// The next step; `None` at the epoch's end.
+    pub fn next(&mut self) -> Option<PlannedStep> {
         let Self { source, state, plan, numbers, walks, .. } = self;
         let order = &source.order;
         if !order.step_into(plan, state.position, &state.skips, state.steps.global_batch(), self.tail) {
             return None;
         }
         state.position = plan.next();
+        let mut rows = self.spare_rows.pop().unwrap_or_default();
         rows.clear();
         for &position in plan.positions(self.rank) {
             let place = order.place(position);

@@ -91,9 +91,8 @@ pub(super) struct DecodeJob {
 /// Steps to be opened.
 pub(super) struct PlanJob {
     pub planner: Box<Planner>,
-    /// How many, and lists for their rows.
+    /// How many.
     pub count: usize,
-    pub spare_rows: Vec<Vec<Row>>,
 }
 
 /// Steps that are opened in one go: so seldom that it costs nothing, so few that nobody waits for it.
@@ -205,11 +204,12 @@ impl Queue {
             return Some(Job::Decode(self.decode(lane, tray)));
         }
         if self.may_plan()
-            && let Some(planner) = self.planner.take()
+            && let Some(mut planner) = self.planner.take()
         {
             let count = (self.steps_ahead() - self.steps.len()).min(STEPS_PLANNED_AT_ONCE);
-            let spare_rows = self.spare_rows.split_off(self.spare_rows.len().saturating_sub(count));
-            return Some(Job::Plan(PlanJob { planner, count, spare_rows }));
+            let used_last = self.spare_rows.len().saturating_sub(count);
+            planner.spare_rows.extend(self.spare_rows.drain(used_last..));
+            return Some(Job::Plan(PlanJob { planner, count }));
         }
         while let Some(lane) = self.ahead.pop_front() {
             self.lanes[lane].is_queued_to_go_ahead = false;
@@ -308,15 +308,9 @@ impl Queue {
     }
 
     /// Steps were planned; without a planner they are the last.
-    pub fn planned(
-        &mut self,
-        steps: &mut Vec<PlannedStep>,
-        planner: Option<Box<Planner>>,
-        spare_rows: Vec<Vec<Row>>,
-    ) {
+    pub fn planned(&mut self, steps: &mut Vec<PlannedStep>, planner: Option<Box<Planner>>) {
         self.is_epoch_planned = planner.is_none();
         self.planner = planner;
-        self.spare_rows.extend(spare_rows);
         for step in steps.drain(..) {
             self.open(step);
         }

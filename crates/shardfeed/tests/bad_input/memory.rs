@@ -198,3 +198,45 @@ fn shuffled_streams_of_short_and_long_rows_stay_within_their_budget() {
         Child { test, before: &before, own_mounts: false }.run(dir.path());
     }
 }
+
+/// Row groups, lanes, window, each with the least budget there may be and with three times as much.
+const EPOCHS: [(&str, u32, u32); 4] =
+    [("tiny", 1, 512), ("huge", 1, 512), ("tiny", 256, 16), ("huge", 256, 16)];
+/// Tokens of each data set.
+const EPOCH_TOKENS: u64 = 32_000_000;
+
+#[test]
+fn row_groups_far_smaller_and_far_larger_than_the_budget_stay_within_it_over_epochs() {
+    let test = "memory::row_groups_far_smaller_and_far_larger_than_the_budget_stay_within_it_over_epochs";
+    if let Some(dir) = prepared() {
+        let case: usize = std::env::var("CASE").unwrap().parse().unwrap();
+        let (row_groups, lanes, window) = EPOCHS[case / 2];
+        let build = |budget| {
+            let builder = TokenLoader::builder(dir.join(row_groups), 256, 8).threads(2);
+            builder.lanes(lanes).window(window).memory_budget(budget).build()
+        };
+        let budget = needed(build(1).map(drop).unwrap_err()) * if case.is_multiple_of(2) { 1 } else { 3 };
+        // So that the measurement can fail: what is read is more.
+        assert!(4 * EPOCH_TOKENS > budget + ALLOWANCE, "{budget}");
+        let before = status_bytes("VmRSS");
+        let mut loader = build(budget).unwrap();
+        for _ in 0..3 {
+            let tokens: u64 = loader.batches().map(|batch| batch.unwrap().tokens).sum();
+            assert_eq!(tokens, EPOCH_TOKENS);
+        }
+        let grown = status_bytes("VmHWM").saturating_sub(before);
+        assert!(grown < budget + ALLOWANCE, "case {case}: took {} MiB of {} MiB", grown / MIB, budget / MIB);
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let rows: Vec<Row> = vec![Some((0..500).collect()); EPOCH_TOKENS as usize / 500];
+    for (name, rows_per_group) in [("tiny", 10), ("huge", rows.len())] {
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+        let options = WriteOptions { rows_per_group, ..plain() };
+        write_rows(&dir.path().join(name).join("a.parquet"), &rows, &options).unwrap();
+    }
+    for case in 0..2 * EPOCHS.len() {
+        let before = format!("export CASE={case}");
+        Child { test, before: &before, own_mounts: false }.run(dir.path());
+    }
+}
