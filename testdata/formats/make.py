@@ -25,13 +25,15 @@ def text(value):
     return leb128(len(encoded)) + encoded
 
 
-def manifest():
+def manifest(version):
     files = [
         # name, size, modified, column, id type, level, nullable, row groups, {seq_len: sequences}
         ("a.parquet", 5000, 1_700_000_000_123_456_789, "input_ids", 2, 3, 1,
          [(100, 51_200, 98, 4, 2400, 1), (50, 300, 50, 2404, 700, 6)], {2048: [120, 50]}),
         ("b/ü.parquet", 12, -1, "token_ids", 4, 1, 0, [], {}),
     ]
+    # By chunk start: length, checksum of the header, checksum of the body. Nothing was recorded of the second row group.
+    pages = {4: [(300, 0x01234567, 0x89ABCDEF), (2000, 0, 0xFFFFFFFF), (100, 0xDEADBEEF, 1)]}
     payload = leb128(len(files))
     for name, size, modified, column, ids, level, nullable, groups, pieces in files:
         payload += text(name) + leb128(size) + struct.pack("<q", modified)
@@ -39,10 +41,15 @@ def manifest():
         payload += leb128(len(groups))
         for *numbers, codec in groups:
             payload += b"".join(map(leb128, numbers)) + bytes([codec])
+            if version >= 2:
+                recorded = pages.get(numbers[3], [])
+                payload += leb128(len(recorded))
+                for length, header, body in recorded:
+                    payload += leb128(length) + struct.pack("<II", header, body)
         payload += leb128(len(pieces))
         for seq_len, counts in pieces.items():
             payload += leb128(seq_len) + b"".join(map(leb128, counts))
-    return b"SHFDMANI" + struct.pack("<IQI", 1, len(payload), zlib.crc32(payload)) + payload
+    return b"SHFDMANI" + struct.pack("<IQI", version, len(payload), zlib.crc32(payload)) + payload
 
 
 def state():
@@ -71,5 +78,6 @@ def state():
     return dump()
 
 
-(HERE / "manifest-1").write_bytes(manifest())
+(HERE / "manifest-1").write_bytes(manifest(1))
+(HERE / "manifest-2").write_bytes(manifest(2))
 (HERE / "state-1.json").write_bytes(state())

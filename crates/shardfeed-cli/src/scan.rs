@@ -15,7 +15,14 @@ pub struct ScanArgs {
     /// Also count the sequences that rows make when cut at this length, as packing "pad" needs.
     #[arg(long, value_name = "SEQ_LEN")]
     pad: Option<u32>,
-    /// Threads that read footers. [default: the cores]
+    /// Also read every page once and record its checksum in the manifest, so that reading notices every damaged byte.
+    ///
+    /// Parquet itself notices damage only where its writer put checksums into the pages, and never in their headers.
+    /// Recorded once, checksums are kept, used by every later command, and compared by `data verify`. Files that have
+    /// them are not read again; a file that changes loses them until the next scan with this option.
+    #[arg(long, conflicts_with = "no_cache")]
+    checksum: bool,
+    /// Threads that read. [default: the cores]
     #[arg(long)]
     threads: Option<usize>,
     /// List every file.
@@ -33,6 +40,7 @@ pub fn run(args: &ScanArgs) -> Result<ExitCode, Failure> {
         threads: args.threads,
         cache: args.data.cache(),
         pieces_of: args.pad,
+        checksum: args.checksum,
         memory_budget: None,
         progress: Some(Arc::new(move |done, total| {
             progress.set_length(total);
@@ -69,6 +77,7 @@ fn as_json(
         "fingerprint": manifest.fingerprint().to_string(),
         "files": manifest.files().len(),
         "row_groups": manifest.row_groups().len(),
+        "row_groups_with_checksums": manifest.row_groups_with_checksums(),
         "rows": manifest.rows(),
         "documents": manifest.documents(),
         "tokens": manifest.tokens(),
@@ -76,6 +85,7 @@ fn as_json(
         "sequences": sequences,
         "files_read": report.files_read,
         "files_cached": report.files_cached,
+        "row_groups_recorded": report.row_groups_recorded,
         "cache_read": report.cache_read,
         "cache_written": report.cache_written,
         "cache_notes": report.cache_notes,
@@ -101,6 +111,11 @@ fn as_text(manifest: &Manifest, report: &ScanReport, sequences: Option<u64>, fil
         0 => String::new(),
         gaps => format!(" ({} null or empty)", thousands(gaps)),
     };
+    let checksums = match manifest.row_groups_with_checksums() {
+        0 => "none recorded; --checksum does it".to_owned(),
+        all if all == manifest.row_groups().len() => "of all row groups".to_owned(),
+        some => format!("of {} row groups; --checksum adds the others", thousands(some as u64)),
+    };
     let mean = tokens.checked_div(documents).unwrap_or(0);
     let mut lines = vec![
         format!("fingerprint  {}", manifest.fingerprint()),
@@ -108,6 +123,7 @@ fn as_text(manifest: &Manifest, report: &ScanReport, sequences: Option<u64>, fil
         format!("row groups   {}", thousands(manifest.row_groups().len() as u64)),
         format!("rows         {}{gaps}", thousands(manifest.rows())),
         format!("tokens       {} ({} a row)", thousands(tokens), thousands(mean)),
+        format!("checksums    {checksums}"),
     ];
     lines.extend(sequences.map(|sequences| format!("sequences    {}", thousands(sequences))));
     lines.extend(report.cache_written.as_ref().map(|path| format!("kept in      {}", path.display())));

@@ -39,6 +39,7 @@ pub fn run(args: &VerifyArgs) -> Result<ExitCode, Failure> {
     let progress = bar.clone();
     let options = VerifyOptions {
         threads: args.threads,
+        cache: args.data.cache(),
         progress: Some(Arc::new(move |done, total| {
             progress.set_length(total >> 20);
             progress.set_position(done >> 20);
@@ -79,6 +80,7 @@ fn as_json(report: &VerifyReport, exactly_once: Option<bool>) -> serde_json::Val
     json!({
         "files": report.files,
         "row_groups": report.row_groups,
+        "row_groups_with_checksums": report.row_groups_with_checksums,
         "rows": report.rows,
         "tokens": report.tokens,
         "bytes": report.bytes,
@@ -95,6 +97,12 @@ fn as_text(report: &VerifyReport, exactly_once: Option<bool>) -> String {
         format!("tokens        {}", thousands(report.tokens)),
         format!("pages         {}", bytes_text(report.bytes)),
     ];
+    let recorded = match report.row_groups_with_checksums {
+        0 => "none recorded; `data scan --checksum` does it".to_owned(),
+        all if all == report.row_groups => "compared in all row groups".to_owned(),
+        some => format!("compared in {} row groups", thousands(some as u64)),
+    };
+    lines.push(format!("checksums     {recorded}"));
     let once = match exactly_once {
         Some(true) => "every sequence of an epoch",
         Some(false) => "NO: please report this",
@@ -102,6 +110,9 @@ fn as_text(report: &VerifyReport, exactly_once: Option<bool>) -> String {
     };
     lines.push(format!("exactly once  {once}"));
     lines.push(match report.damages.len() {
+        0 if report.row_groups > 0 && report.row_groups_with_checksums == report.row_groups => {
+            "everything is as it was when its checksums were recorded".to_owned()
+        }
         0 => "everything is as it was written, as far as the files themselves can tell".to_owned(),
         1 => "1 place is damaged:".to_owned(),
         count => format!("{} places are damaged:", thousands(count as u64)),

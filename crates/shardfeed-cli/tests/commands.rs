@@ -73,7 +73,7 @@ fn the_commands_of_the_readme_run_as_they_stand() {
     assert!(outputs[3].contains("rank 1 of 5") && outputs[3].contains("step       3"), "{}", outputs[3]);
     assert!(outputs[4].contains("part-0000"), "{}", outputs[4]);
     assert!(outputs[5].contains("world size") && dir.path().join("try/plan.svg").exists(), "{}", outputs[5]);
-    assert!(outputs[6].contains("everything is as it was written"), "{}", outputs[6]);
+    assert!(outputs[6].contains("everything is as it was when its checksums were recorded"), "{}", outputs[6]);
 }
 
 #[test]
@@ -162,6 +162,54 @@ fn scan_counts_and_remembers() {
         table.contains("3 unchanged since the last scan") && table.contains("part-00002.parquet"),
         "{table}"
     );
+}
+
+#[test]
+fn scan_records_checksums_which_later_commands_use() {
+    let dir = world();
+    let scan = |more: &[&str]| {
+        let args: Vec<&str> = ["data", "scan", "data"].iter().chain(more).copied().collect();
+        succeed(dir.path(), &args)
+    };
+    let json =
+        |more: &[&str]| -> Value { serde_json::from_str(&scan(&[&["--json"], more].concat())).unwrap() };
+    assert!(scan(&[]).contains("checksums    none recorded; --checksum does it"));
+    let plain = json(&[]);
+    let row_groups = plain["row_groups"].as_u64();
+    assert_eq!(plain["row_groups_with_checksums"], 0);
+    let recorded = json(&["--checksum"]);
+    assert_eq!(recorded["row_groups_with_checksums"].as_u64(), row_groups);
+    assert_eq!(recorded["row_groups_recorded"].as_u64(), row_groups);
+    assert_eq!(recorded["fingerprint"], plain["fingerprint"]);
+    let again = json(&["--checksum"]);
+    assert_eq!((again["row_groups_recorded"].as_u64(), &again["cache_written"]), (Some(0), &Value::Null));
+    assert!(scan(&[]).contains("checksums    of all row groups"));
+    let verified = succeed(dir.path(), &["data", "verify", "data"]);
+    assert!(verified.contains("compared in all row groups"), "{verified}");
+    assert!(verified.contains("as it was when its checksums were recorded"), "{verified}");
+    // One bit of a dictionary, behind the back of the file's time.
+    let path = dir.path().join("data/part-00001.parquet");
+    let time = std::fs::metadata(&path).unwrap().modified().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[60] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+    let (code, message) = fail(dir.path(), &stream(&[]));
+    assert!(
+        code == 3
+            && ["part-00001.parquet", "row group 0", "dictionary page"]
+                .iter()
+                .all(|part| message.contains(part)),
+        "{code}: {message}"
+    );
+    let output = shardfeed(dir.path(), &["data", "verify", "data", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), report["damages"].as_array().unwrap().len()), (Some(1), 1));
+    assert_eq!(report["row_groups_with_checksums"].as_u64(), row_groups);
+    let help = scan(&["--help"]);
+    assert!(help.contains("--checksum") && help.contains("data verify"), "{help}");
+    let (code, message) = fail(dir.path(), &["data", "scan", "data", "--checksum", "--no-cache"]);
+    assert!(code == 2 && message.contains("--no-cache"), "{code}: {message}");
 }
 
 #[test]

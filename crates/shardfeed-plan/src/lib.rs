@@ -19,6 +19,7 @@
 
 mod rank; // a process of the job     -> its share of n things
 mod permute; // a key                 -> a shuffle that never changes between releases
+mod checksums; // row groups          -> what was recorded of their pages
 mod manifest; // files                -> row groups in one canonical order, and a fingerprint
 mod stored_manifest; // Manifest     <-> bytes
 mod settings; // what a user asks     -> the numbers that define an order
@@ -31,6 +32,7 @@ mod state; // where a stream stands  <-> JSON, and what must match to continue t
 mod report; // an epoch               -> what each rank reads and holds, without running it
 mod files; // whole files             -> who owns which, in which order
 
+pub use checksums::{PageChecksum, PageChecksums};
 pub use files::{FileOrder, FileShardError};
 pub use lanes::{LaneWalk, Lanes, Place};
 pub use line::{Line, Span};

@@ -2,7 +2,8 @@ use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 
-use crate::{Packing, StreamSettings};
+use crate::checksums::fill_chunk;
+use crate::{Packing, PageChecksums, StreamSettings};
 
 /// All row groups of a data set in one canonical order, with what planning and reading need of each.
 ///
@@ -13,6 +14,7 @@ pub struct Manifest {
     files: Vec<DataFile>,
     row_groups: Vec<RowGroup>,
     fingerprint: Fingerprint,
+    checksums: PageChecksums,
 }
 
 /// One Parquet file.
@@ -136,6 +138,14 @@ pub enum ManifestError {
         /// The length they were counted for.
         seq_len: u32,
     },
+    /// Recorded pages that are not those of a column chunk.
+    #[error("{file}: the pages recorded of row group {number} cannot be those of its column chunk")]
+    Checksums {
+        /// The file.
+        file: String,
+        /// Row group within it.
+        number: u32,
+    },
     /// Counts that cannot be: their sum passes 2^62, or documents exceed rows.
     #[error(
         "{file}: row group {number} claims {rows} rows, {documents} documents and {tokens} tokens, which cannot be"
@@ -195,7 +205,7 @@ impl Manifest {
             files.push(file);
         }
         let fingerprint = fingerprint(&files, &row_groups);
-        Ok(Self { files, row_groups, fingerprint })
+        Ok(Self { files, row_groups, fingerprint, checksums: PageChecksums::default() })
     }
 
     /// Files in canonical order.
@@ -222,6 +232,17 @@ impl Manifest {
     pub fn row_groups_of(&self, file: u32) -> Range<usize> {
         let start = self.row_groups.partition_point(|group| group.file < file);
         start..self.row_groups.partition_point(|group| group.file <= file)
+    }
+
+    /// The index of the file of this name.
+    pub fn file_named(&self, name: &str) -> Option<u32> {
+        let found = self.files.binary_search_by(|file| file.name.as_bytes().cmp(name.as_bytes()));
+        found.ok().map(|index| index as u32)
+    }
+
+    /// The index of a row group that was taken from here.
+    pub fn index_of(&self, row_group: &RowGroup) -> u32 {
+        self.row_groups.partition_point(|group| group.file < row_group.file) as u32 + row_group.number
     }
 
     /// Tokens of the whole data set.
@@ -257,6 +278,77 @@ impl Manifest {
             known.remove(0);
         }
         known.push(pieces);
+    }
+
+    /// What was recorded of pages.
+    pub fn checksums(&self) -> &PageChecksums {
+        &self.checksums
+    }
+
+    /// Row groups whose pages are all recorded.
+    pub fn row_groups_with_checksums(&self) -> usize {
+        if self.checksums.is_empty() {
+            return 0;
+        }
+        (0..self.row_groups.len() as u32).filter(|&row_group| !self.lacks_checksums(row_group)).count()
+    }
+
+    /// Files with pages that are not recorded.
+    pub fn files_without_checksums(&self) -> Vec<u32> {
+        let mut files: Vec<u32> = (0_u32..)
+            .zip(&self.row_groups)
+            .filter(|(row_group, _)| self.lacks_checksums(*row_group))
+            .map(|(_, group)| group.file)
+            .collect();
+        files.dedup();
+        files
+    }
+
+    /// A column chunk without bytes has nothing to record.
+    fn lacks_checksums(&self, row_group: u32) -> bool {
+        self.checksums.of(row_group).is_empty() && self.row_groups[row_group as usize].chunk_len > 0
+    }
+
+    /// Records pages, in place of those recorded so far. The fingerprint stays: a data set is the same with and without.
+    ///
+    /// # Panics
+    /// If there are not as many row groups.
+    pub fn set_checksums(&mut self, checksums: PageChecksums) -> Result<(), ManifestError> {
+        assert_eq!(checksums.row_groups(), self.row_groups.len(), "pages of each row group");
+        for (index, group) in (0_u32..).zip(&self.row_groups) {
+            if !fill_chunk(checksums.of(index), &group.chunk()) {
+                let file = self.files[group.file as usize].name.clone();
+                return Err(ManifestError::Checksums { file, number: group.number });
+            }
+        }
+        self.checksums = checksums.packed();
+        Ok(())
+    }
+
+    /// Takes over what `older` has recorded of files that did not change since: of the same name, size and time, with
+    /// row groups in the same places.
+    pub fn take_checksums(&mut self, older: &Self) {
+        if older.checksums.is_empty() {
+            return;
+        }
+        let mut checksums = PageChecksums::default();
+        for (index, file) in (0_u32..).zip(&self.files) {
+            let groups = self.row_groups_of(index);
+            let known = older.file_named(&file.name).filter(|&known| {
+                let known_file = &older.files[known as usize];
+                let known_groups = &older.row_groups[older.row_groups_of(known)];
+                let groups = &self.row_groups[groups.clone()];
+                (known_file.size, known_file.modified_ns) == (file.size, file.modified_ns)
+                    && known_groups.iter().map(RowGroup::chunk).eq(groups.iter().map(RowGroup::chunk))
+            });
+            match known {
+                Some(known) => older
+                    .row_groups_of(known)
+                    .for_each(|row_group| checksums.push(older.checksums.of(row_group as u32))),
+                None => groups.for_each(|_| checksums.push(&[])),
+            }
+        }
+        self.checksums = checksums.packed();
     }
 
     /// Units of each row group on the line, with these settings. `None` while pieces remain to be counted.
@@ -342,6 +434,7 @@ impl IdType {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::PageChecksum;
 
     /// Rows, tokens and documents of each row group.
     type Counts<'a> = &'a [(u64, u64, u64)];
@@ -422,6 +515,61 @@ pub(crate) mod tests {
         for (rows, tokens, documents) in [(3, 2, 3), (2, 9, 3), (3, u64::MAX, 3), (u64::MAX, u64::MAX, 1)] {
             let group = RowGroup { rows, tokens, documents, ..file.1[0] };
             let error = Manifest::new(vec![(file.0.clone(), vec![group])]).unwrap_err();
+            assert!(error.to_string().contains("row group 0"), "{error}");
+        }
+    }
+
+    /// Two pages of each row group, as `manifest` places them.
+    pub fn checksums_of(manifest: &Manifest) -> PageChecksums {
+        let mut checksums = PageChecksums::default();
+        for (index, group) in (0_u32..).zip(manifest.row_groups()) {
+            let page = |at, sum| PageChecksum { at, header: index, body: sum };
+            checksums.push(&[page(group.chunk_start, 7), page(group.chunk_start + 30, u32::MAX)]);
+        }
+        checksums
+    }
+
+    #[test]
+    fn checksums_leave_the_fingerprint_alone_and_are_known_by_file() {
+        let plain = manifest(&[("a", &[(3, 4, 3)]), ("b", &[(1, 2, 1), (2, 2, 2)])]);
+        assert_eq!((plain.row_groups_with_checksums(), plain.files_without_checksums()), (0, vec![0, 1]));
+        let mut recorded = plain.clone();
+        recorded.set_checksums(checksums_of(&plain)).unwrap();
+        assert_eq!(recorded.fingerprint(), plain.fingerprint());
+        assert_eq!((recorded.row_groups_with_checksums(), recorded.files_without_checksums()), (3, vec![]));
+        assert_eq!(recorded.checksums().of(2)[1].header, 2);
+        for (index, group) in (0..).zip(plain.row_groups()) {
+            assert_eq!(plain.index_of(group), index);
+        }
+        assert_eq!((plain.file_named("b"), plain.file_named("c")), (Some(1), None));
+    }
+
+    #[test]
+    fn only_files_that_did_not_change_take_their_checksums_over() {
+        let mut older = manifest(&[("a", &[(3, 4, 3)]), ("b", &[(1, 2, 1), (2, 2, 2)])]);
+        older.set_checksums(checksums_of(&older)).unwrap();
+        let mut same = manifest(&[("0", &[(9, 9, 9)]), ("a", &[(3, 4, 3)]), ("b", &[(1, 2, 1), (2, 2, 2)])]);
+        same.take_checksums(&older);
+        assert_eq!(same.files_without_checksums(), [0]);
+        assert_eq!(same.checksums().of(3), older.checksums().of(2));
+        let mut other = manifest(&[("a", &[(3, 4, 3), (1, 1, 1)]), ("c", &[(1, 2, 1), (2, 2, 2)])]);
+        other.take_checksums(&older);
+        assert_eq!(other.row_groups_with_checksums(), 0);
+        assert_eq!(other.checksums(), &PageChecksums::default());
+        let (mut file, groups) = (older.files()[0].clone(), older.row_groups()[..1].to_vec());
+        file.modified_ns += 1;
+        let mut later = Manifest::new(vec![(file, groups)]).unwrap();
+        later.take_checksums(&older);
+        assert!(later.checksums().is_empty());
+    }
+
+    #[test]
+    fn pages_that_are_not_those_of_a_column_chunk_are_refused() {
+        let mut manifest = manifest(&[("a", &[(3, 4, 3)])]);
+        for at in [[5, 6], [4, 4], [4, 104]] {
+            let mut checksums = PageChecksums::default();
+            checksums.push(&at.map(|at| PageChecksum { at, header: 0, body: 0 }));
+            let error = manifest.set_checksums(checksums).unwrap_err();
             assert!(error.to_string().contains("row group 0"), "{error}");
         }
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{ChunkReader, Length};
-use shardfeed_plan::{Manifest, RowGroup};
+use shardfeed_plan::{Manifest, PageChecksum, RowGroup};
 
 use crate::decode::Inflate;
 use crate::footer::modified_ns;
@@ -179,23 +179,26 @@ impl DataSet {
     }
 }
 
-/// The bytes of one column chunk, as the `parquet` crate asks for them.
+/// The bytes of one column chunk, as the `parquet` crate asks for them. Where its pages are recorded, they are compared.
 #[derive(Debug)]
 pub(crate) struct ChunkBytes {
     data: Arc<DataSet>,
     file: u32,
+    /// Index in the manifest.
+    row_group: u32,
     end: u64,
     memory: Arc<PageMemory>,
     /// What the page header read last says of its page.
     last_page: Arc<LastPage>,
 }
 
-/// Sizes in the page header that was read last.
+/// The page whose header was read last, and the sizes in it.
 #[derive(Debug, Default)]
 pub(crate) struct LastPage {
     uncompressed_bytes: AtomicU64,
     at: AtomicU64,
     is_dictionary: AtomicBool,
+    has_header: AtomicBool,
 }
 
 impl LastPage {
@@ -211,26 +214,117 @@ impl LastPage {
     pub fn is_dictionary(&self) -> bool {
         self.is_dictionary.load(Relaxed)
     }
+
+    /// Whether its header could be read, so that the next page can be found.
+    pub fn has_header(&self) -> bool {
+        self.has_header.load(Relaxed)
+    }
+
+    /// How messages call it: the dictionary has no number.
+    pub fn name(&self, number: u32) -> String {
+        if self.is_dictionary() { "dictionary page".to_owned() } else { format!("page {number}") }
+    }
+}
+
+/// A page as it lies in the file.
+pub(crate) struct StoredPage {
+    pub header: Vec<u8>,
+    pub body: Bytes,
 }
 
 impl ChunkBytes {
     pub fn new(data: &Arc<DataSet>, facts: &RowGroup, memory: &Arc<PageMemory>) -> Self {
+        let row_group = data.manifest().index_of(facts);
         let (data, memory) = (Arc::clone(data), Arc::clone(memory));
-        Self { data, file: facts.file, end: facts.chunk().end, memory, last_page: Arc::default() }
+        let end = facts.chunk().end;
+        Self { data, file: facts.file, row_group, end, memory, last_page: Arc::default() }
     }
 
     pub fn last_page(&self) -> Arc<LastPage> {
         Arc::clone(&self.last_page)
     }
 
+    /// The page that begins at byte `at` of the file.
+    pub fn stored_page(&self, at: u64) -> Result<StoredPage> {
+        let mut header = self.header_at(at);
+        header.load()?;
+        let (_, body_len) = page_sizes(&header.bytes).expect("a header that was loaded");
+        let body = self.body(at + header.bytes.len() as u64, body_len as usize)?;
+        Ok(StoredPage { header: header.bytes, body })
+    }
+
+    fn header_at(&self, start: u64) -> HeaderBytes {
+        let (data, memory) = (Arc::clone(&self.data), Arc::clone(&self.memory));
+        let chunk = Self { data, memory, last_page: self.last_page(), ..*self };
+        HeaderBytes { chunk, start, bytes: Vec::new(), taken: 0 }
+    }
+
+    fn body(&self, start: u64, length: usize) -> Result<Bytes> {
+        if start.checked_add(length as u64).is_none_or(|end| end > self.end) {
+            return Err(Error::Invalid(format!(
+                "{length} bytes at {start} pass the chunk's end {}",
+                self.end
+            )));
+        }
+        let mut bytes = self.memory.buffer(length);
+        self.read_exact(bytes.as_mut(), start)?;
+        self.check_body(bytes.as_ref(), start)?;
+        Ok(Bytes::from_owner(bytes))
+    }
+
+    /// A header is about to be looked at. What it begins with tells a dictionary, even if more of it is damaged.
+    fn note_header(&self, start: u64, bytes: &[u8]) {
+        let may_be_dictionary = self.recorded().first().is_none_or(|first| first.at == start);
+        let is_dictionary = may_be_dictionary && bytes.starts_with(&DICTIONARY_HEADER_START);
+        self.last_page.at.store(start, Relaxed);
+        self.last_page.has_header.store(false, Relaxed);
+        self.last_page.is_dictionary.store(is_dictionary, Relaxed);
+    }
+
     /// Refuses a page before anything is allocated for it.
-    fn check_page(&self, header: &[u8], at: u64) -> Result<()> {
-        let (page_type, uncompressed, compressed) = page_sizes(header)
-            .ok_or_else(|| Error::Invalid("a page header does not begin with the page's sizes".to_owned()))?;
+    fn check_header(&self, header: &[u8], start: u64) -> Result<()> {
+        // Before its sizes are believed: what they ask for may be refused for other reasons than damage.
+        self.compare_header(header, start)?;
+        let (uncompressed, compressed) = page_sizes(header)
+            .ok_or_else(|| Error::Invalid("its header does not begin with its sizes".to_owned()))?;
+        self.memory.check(self.data.path(self.file), uncompressed + compressed)?;
         self.last_page.uncompressed_bytes.store(uncompressed, Relaxed);
-        self.last_page.at.store(at, Relaxed);
-        self.last_page.is_dictionary.store(page_type == DICTIONARY_PAGE, Relaxed);
-        self.memory.check(self.data.path(self.file), uncompressed + compressed)
+        self.last_page.has_header.store(true, Relaxed);
+        Ok(())
+    }
+
+    fn compare_header(&self, header: &[u8], start: u64) -> Result<()> {
+        if self.recorded().is_empty() {
+            return Ok(());
+        }
+        match self.recorded_at(start) {
+            Some(recorded) if recorded.header == crc32fast::hash(header) => Ok(()),
+            Some(_) => {
+                Err(Error::Invalid(format!("its header at byte {start} is not the one that was recorded")))
+            }
+            None => Err(Error::Invalid(format!("it begins at byte {start}, where no page was recorded"))),
+        }
+    }
+
+    /// Bodies follow their headers, which have been compared.
+    fn check_body(&self, body: &[u8], start: u64) -> Result<()> {
+        match self.recorded_at(self.last_page.at()) {
+            Some(recorded) if recorded.body != crc32fast::hash(body) => Err(Error::Invalid(format!(
+                "its {} bytes from byte {start} on are not those that were recorded",
+                body.len()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// What was recorded of the row group's pages, if anything was.
+    fn recorded(&self) -> &[PageChecksum] {
+        self.data.manifest.checksums().of(self.row_group)
+    }
+
+    fn recorded_at(&self, at: u64) -> Option<&PageChecksum> {
+        let recorded = self.recorded();
+        recorded.binary_search_by_key(&at, |page| page.at).ok().map(|index| &recorded[index])
     }
 
     fn read_exact(&self, buffer: &mut [u8], start: u64) -> Result<()> {
@@ -253,21 +347,11 @@ impl ChunkReader for ChunkBytes {
     type T = HeaderBytes;
 
     fn get_read(&self, start: u64) -> Result<HeaderBytes, ParquetError> {
-        let (data, memory) = (Arc::clone(&self.data), Arc::clone(&self.memory));
-        let chunk = Self { data, memory, last_page: self.last_page(), ..*self };
-        Ok(HeaderBytes { chunk, start, bytes: Vec::new(), taken: 0 })
+        Ok(self.header_at(start))
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        if start.checked_add(length as u64).is_none_or(|end| end > self.end) {
-            return Err(ParquetError::EOF(format!(
-                "{length} bytes at {start} pass the chunk's end {}",
-                self.end
-            )));
-        }
-        let mut bytes = self.memory.buffer(length);
-        self.read_exact(bytes.as_mut(), start).map_err(|error| ParquetError::External(Box::new(error)))?;
-        Ok(Bytes::from_owner(bytes))
+        self.body(start, length).map_err(|error| ParquetError::External(Box::new(error)))
     }
 }
 
@@ -286,17 +370,18 @@ impl HeaderBytes {
     /// Far above what any writer makes.
     const LEN_MAX: u64 = 1 << 20;
 
-    /// Reads the header, which is known to be sound then.
+    /// Reads the header, which is known to be sound then, and the one that was recorded.
     fn load(&mut self) -> Result<()> {
         let mut len = Self::LEN_USUAL;
         loop {
             let there = self.chunk.end.saturating_sub(self.start).min(len);
             self.bytes.resize(there as usize, 0);
             self.chunk.read_exact(&mut self.bytes, self.start)?;
+            self.chunk.note_header(self.start, &self.bytes);
             let flaw = match struct_len(&self.bytes) {
                 Ok(len) => {
                     self.bytes.truncate(len);
-                    return self.chunk.check_page(&self.bytes, self.start);
+                    return self.chunk.check_header(&self.bytes, self.start);
                 }
                 Err(Flaw::Short) if there == len && len < Self::LEN_MAX => {
                     len *= 8;
@@ -305,7 +390,7 @@ impl HeaderBytes {
                 Err(Flaw::Short) => "it has no end",
                 Err(Flaw::Foreign(flaw)) => flaw,
             };
-            return Err(Error::Invalid(format!("the page header at byte {} is damaged: {flaw}", self.start)));
+            return Err(Error::Invalid(format!("its header at byte {} is damaged: {flaw}", self.start)));
         }
     }
 }
@@ -326,44 +411,56 @@ impl Read for HeaderBytes {
     }
 }
 
-/// How the format numbers it.
-const DICTIONARY_PAGE: u64 = 2;
+/// A page header's first field, the page's type, where it is a dictionary's.
+const DICTIONARY_HEADER_START: [u8; 2] = [0x15, 4];
 
-/// Type, uncompressed and compressed size from the beginning of a page header: its first three fields are the page's
-/// type and its sizes, in Thrift's compact form, as every writer has them. `None` if they are not: without them no
-/// limit would hold.
-fn page_sizes(header: &[u8]) -> Option<(u64, u64, u64)> {
-    let mut rest = header;
-    let mut field = || {
-        let (&tag, mut bytes) = rest.split_first()?;
+/// Uncompressed and compressed size from the beginning of a page header: its first three fields are the page's type and
+/// its sizes, as every writer has them. `None` if they are not: without them no limit would hold.
+fn page_sizes(header: &[u8]) -> Option<(u64, u64)> {
+    let [_, uncompressed, compressed] = first_fields(header)?;
+    // Zigzag: even numbers are positive.
+    [uncompressed, compressed].iter().all(|size| size % 2 == 0).then_some((uncompressed / 2, compressed / 2))
+}
+
+/// The checksum of its body that a page header may carry, in its fourth field.
+pub(crate) fn own_checksum(header: &[u8]) -> Option<u32> {
+    let [.., zigzag] = first_fields::<4>(header)?;
+    Some(((zigzag / 2) ^ (zigzag % 2).wrapping_neg()) as u32)
+}
+
+/// The fields that a page header begins with, numbered from one on, each a 32-bit number in Thrift's compact form.
+fn first_fields<const N: usize>(header: &[u8]) -> Option<[u64; N]> {
+    let mut bytes = header.iter();
+    let mut fields = [0; N];
+    for field in &mut fields {
         // One field further, a 32-bit number.
-        if tag != 0x15 {
+        if *bytes.next()? != 0x15 {
             return None;
         }
-        let mut number = 0_u64;
-        for shift in (0..35).step_by(7) {
-            let (&byte, after) = bytes.split_first()?;
-            bytes = after;
-            number |= u64::from(byte & 0x7f) << shift;
+        let mut shift = 0;
+        loop {
+            let byte = *bytes.next()?;
+            *field |= u64::from(byte & 0x7f) << shift;
+            shift += 7;
             if byte < 0x80 {
-                rest = bytes;
-                // Zigzag: even numbers are positive.
-                return number.is_multiple_of(2).then_some(number / 2);
+                break;
+            }
+            if shift == 35 {
+                return None;
             }
         }
-        None
-    };
-    Some((field()?, field()?, field()?))
+    }
+    Some(fields)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::page_sizes;
+    use super::{own_checksum, page_sizes};
 
     #[test]
     fn sizes_are_read_from_a_page_header() {
-        assert_eq!(page_sizes(&[0x15, 0, 0x15, 0x80, 1, 0x15, 6, 0x2c]), Some((0, 64, 3)));
-        assert_eq!(page_sizes(&[0x15, 4, 0x15, 2, 0x15, 2]), Some((2, 1, 1)));
+        assert_eq!(page_sizes(&[0x15, 0, 0x15, 0x80, 1, 0x15, 6, 0x2c]), Some((64, 3)));
+        assert_eq!(page_sizes(&[0x15, 4, 0x15, 2, 0x15, 2]), Some((1, 1)));
         for header in [
             &[][..],
             &[0x15],
@@ -373,5 +470,14 @@ mod tests {
         ] {
             assert_eq!(page_sizes(header), None);
         }
+    }
+
+    #[test]
+    fn a_pages_own_checksum_is_read_where_it_has_one() {
+        assert_eq!(own_checksum(&[0x15, 0, 0x15, 2, 0x15, 2, 0x15, 0x80, 1, 0x2c]), Some(64));
+        assert_eq!(own_checksum(&[0x15, 0, 0x15, 2, 0x15, 2, 0x15, 1, 0x2c]), Some(u32::MAX));
+        let lowest = [0x15, 0, 0x15, 2, 0x15, 2, 0x15, 0xff, 0xff, 0xff, 0xff, 0x0f];
+        assert_eq!(own_checksum(&lowest), Some(1 << 31));
+        assert_eq!(own_checksum(&[0x15, 0, 0x15, 2, 0x15, 2, 0x2c, 0x15, 2]), None);
     }
 }

@@ -32,6 +32,7 @@ mod footer; // one file                  -> its token column and row groups
 mod page_memory; // a page's claim       -> a buffer for it, or a refusal
 mod soundness; // row groups read once   -> which of them are damaged
 mod dataset; // a manifest and paths     -> checked, positioned reads
+mod record; // a row group               -> checksums of its pages
 mod decode; // a row group               -> tokens and row starts, from any token on
 mod cache; // a manifest                <-> a file kept between runs
 mod scan; // a source                    -> DataSet, cached on disk
@@ -68,9 +69,9 @@ pub use verify::{Damage, VerifyOptions, VerifyReport, is_exactly_once, verify};
 
 pub use shardfeed_plan::{
     Basis, DataFile, EpochOrder, EpochPlan, FileShardError, Fingerprint, IdType, Manifest, MemoryNeeds,
-    Packing, PlanError, PlanReport, Rank, RankError, RankLoad, RankMemory, RowGroup, SettingsError,
-    SettingsRequest, ShuffleQuality, SkipsError, Spread, StateError, StreamSettings, StreamState, Tail,
-    TokenColumn, WORLD_SIZE_MAX, key, mix,
+    Packing, PageChecksum, PageChecksums, PlanError, PlanReport, Rank, RankError, RankLoad, RankMemory,
+    RowGroup, SettingsError, SettingsRequest, ShuffleQuality, SkipsError, Spread, StateError, StreamSettings,
+    StreamState, Tail, TokenColumn, WORLD_SIZE_MAX, key, mix,
 };
 
 /// The examples of the README are run as tests.

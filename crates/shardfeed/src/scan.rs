@@ -1,30 +1,36 @@
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use shardfeed_plan::{DataFile, Manifest, PieceCounts, RowGroup};
+use shardfeed_plan::{DataFile, Manifest, PageChecksums, PieceCounts, RowGroup};
 
-use crate::cache::{self, CachePolicy};
+use crate::cache::{self, CachePolicy, Kept};
 use crate::dataset::DataSet;
 use crate::footer::{Footer, modified_ns, read_footer};
 use crate::page_memory::PageMemory;
 use crate::parallel::{default_threads, map_in_parallel};
+use crate::record::record_row_group;
 use crate::source::{ListedFile, Source};
 use crate::{Error, Result};
 
 /// How to scan.
 #[derive(Clone, Default)]
 pub struct ScanOptions {
-    /// Threads that read footers; as many as there are cores when `None`.
+    /// Threads that read; as many as there are cores when `None`.
     pub threads: Option<usize>,
     /// Where the manifest is kept for the next start.
     pub cache: CachePolicy,
     /// Also count the sequences of each row group at this length, as [`crate::Packing::Pad`] needs.
     pub pieces_of: Option<u32>,
-    /// Bytes that counting levels may take, for pages of all threads; a gigabyte a page when `None`.
+    /// Also read every page of files without recorded checksums, and record them in the manifest. From then on reading
+    /// compares: a page that is not as it was recorded is damage. Scans without this keep what was recorded.
+    pub checksum: bool,
+    /// Bytes that counting levels and recording may take, for pages of all threads; a gigabyte a page when `None`.
     pub memory_budget: Option<u64>,
-    /// Called now and then with work done and work to do: files, then row groups whose levels are counted.
+    /// Called now and then with work done and work to do: files, then row groups whose checksums are recorded, then row
+    /// groups whose levels are counted.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
 }
 
@@ -37,6 +43,8 @@ pub struct ScanReport {
     pub files_cached: usize,
     /// Row groups whose levels were counted, since no statistics told.
     pub row_groups_counted: usize,
+    /// Row groups whose checksums were recorded by this scan.
+    pub row_groups_recorded: usize,
     /// The cached manifest that was used.
     pub cache_read: Option<PathBuf>,
     /// Where the new manifest was written.
@@ -57,19 +65,25 @@ pub fn scan(source: &Source, options: &ScanOptions) -> Result<(Arc<DataSet>, Sca
             std::fs::metadata(&file.path).map_err(|error| Error::io(&file.path, "look at it", error))?;
         Ok::<_, Error>((metadata.len(), modified_ns(&metadata)))
     })?;
-    // One that is current, wherever it was kept: the preferred place may be read-only and its manifest old.
-    let current = kept.iter().position(|kept| is_current(&kept.manifest, &listing.files, &stats));
-    let cached = (!kept.is_empty()).then(|| kept.swap_remove(current.unwrap_or(0)));
-    report.cache_read = cached.as_ref().map(|kept| kept.place.clone());
-    let cached = cached.map(|kept| kept.manifest);
+    let cached = take_best(&mut kept, &listing.files, &stats);
+    report.cache_read = cached.as_ref().map(|cached| cached.place.clone());
+    let cached = cached.map(|cached| cached.manifest);
     let (mut manifest, mut is_new) = match cached {
-        Some(cached) if current.is_some() => {
+        Some(cached) if is_current(&cached, &listing.files, &stats) => {
             report.files_cached = listing.files.len();
             (cached, false)
         }
         cached => (refresh(&listing.files, &stats, cached.as_ref(), threads, options, &mut report)?, true),
     };
     let paths: Vec<PathBuf> = listing.files.into_iter().map(|file| file.path).collect();
+    if options.checksum {
+        let unrecorded = manifest.files_without_checksums();
+        if !unrecorded.is_empty() {
+            (manifest, report.row_groups_recorded) =
+                record_checksums(manifest, &paths, &unrecorded, threads, options)?;
+            is_new = true;
+        }
+    }
     if let Some(seq_len) = options.pieces_of {
         let uncounted = manifest.files_without_pieces(seq_len);
         if !uncounted.is_empty() {
@@ -95,6 +109,15 @@ pub(crate) fn scan_file(path: &Path) -> Result<(Arc<DataSet>, Vec<usize>)> {
 }
 
 type Stat = (u64, i64);
+
+/// One that is current, wherever it was kept: the preferred place may be read-only, and its manifest old or without the
+/// checksums that were recorded later. The preferred one among equals.
+fn take_best(kept: &mut Vec<Kept>, files: &[ListedFile], stats: &[Stat]) -> Option<Kept> {
+    let worth =
+        |manifest: &Manifest| (is_current(manifest, files, stats), manifest.row_groups_with_checksums());
+    let best = (0..kept.len()).min_by_key(|&index| Reverse(worth(&kept[index].manifest)))?;
+    Some(kept.swap_remove(best))
+}
 
 fn is_current(cached: &Manifest, files: &[ListedFile], stats: &[Stat]) -> bool {
     cached.files().len() == files.len()
@@ -137,7 +160,11 @@ fn refresh(
     for (index, read) in missing.into_iter().zip(read) {
         scanned[index] = Some(read);
     }
-    Ok(Manifest::new(scanned.into_iter().flatten().collect())?)
+    let mut manifest = Manifest::new(scanned.into_iter().flatten().collect())?;
+    if let Some(cached) = cached {
+        manifest.take_checksums(cached);
+    }
+    Ok(manifest)
 }
 
 /// Footer and, where statistics are missing, counted levels.
@@ -155,6 +182,41 @@ fn read_file(path: &Path, name: &str, memory: &Arc<PageMemory>) -> Result<(DataF
     Ok((file, row_groups))
 }
 
+/// Checksums of all pages of `files`; those of others stay.
+fn record_checksums(
+    manifest: Manifest,
+    paths: &[PathBuf],
+    files: &[u32],
+    threads: usize,
+    options: &ScanOptions,
+) -> Result<(Manifest, usize)> {
+    let data = Arc::new(DataSet::new(manifest, paths.to_vec()));
+    let row_groups = row_groups_of(data.manifest(), files);
+    let progress = Progress::new(row_groups.len() as u64, options);
+    let memory = options.page_memory(threads);
+    let recorded = map_in_parallel(&row_groups, threads, |&row_group| {
+        let pages = record_row_group(&data, row_group, &memory);
+        progress.one_done();
+        pages
+    })?;
+    let data = Arc::into_inner(data).expect("all threads are done");
+    let (mut manifest, _) = data.into_parts();
+    let mut checksums = PageChecksums::default();
+    let mut recorded = row_groups.iter().zip(recorded).peekable();
+    for row_group in 0..manifest.row_groups().len() as u32 {
+        match recorded.next_if(|(recorded, _)| **recorded == row_group) {
+            Some((_, pages)) => checksums.push(&pages),
+            None => checksums.push(manifest.checksums().of(row_group)),
+        }
+    }
+    manifest.set_checksums(checksums)?;
+    Ok((manifest, row_groups.len()))
+}
+
+fn row_groups_of(manifest: &Manifest, files: &[u32]) -> Vec<u32> {
+    files.iter().flat_map(|&file| manifest.row_groups_of(file)).map(|index| index as u32).collect()
+}
+
 fn count_pieces(
     manifest: Manifest,
     paths: &[PathBuf],
@@ -164,11 +226,7 @@ fn count_pieces(
     options: &ScanOptions,
 ) -> Result<(Manifest, usize)> {
     let data = Arc::new(DataSet::new(manifest, paths.to_vec()));
-    let row_groups: Vec<u32> = files
-        .iter()
-        .flat_map(|&file| data.manifest().row_groups_of(file))
-        .map(|index| index as u32)
-        .collect();
+    let row_groups = row_groups_of(data.manifest(), files);
     let progress = Progress::new(row_groups.len() as u64, options);
     let memory = options.page_memory(threads);
     let counts = map_in_parallel(&row_groups, threads, |&row_group| {
@@ -236,6 +294,7 @@ impl std::fmt::Debug for ScanOptions {
             .field("threads", &self.threads)
             .field("cache", &self.cache)
             .field("pieces_of", &self.pieces_of)
+            .field("checksum", &self.checksum)
             .field("memory_budget", &self.memory_budget)
             .finish_non_exhaustive()
     }

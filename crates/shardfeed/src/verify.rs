@@ -1,20 +1,23 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use shardfeed_plan::{EpochOrder, Manifest};
 
+use crate::cache::{self, Kept};
 use crate::decode::damaged_pages;
 use crate::footer::read_footer;
 use crate::page_memory::PageMemory;
 use crate::parallel::{default_threads, map_in_parallel};
-use crate::{DataSet, Error, Result, Source};
+use crate::{CachePolicy, DataSet, Error, Result, Source};
 
 /// How to verify.
 #[derive(Clone, Default)]
 pub struct VerifyOptions {
     /// Threads that read; as many as there are cores when `None`.
     pub threads: Option<usize>,
+    /// Where a scan kept its manifest, with the checksums that it recorded.
+    pub cache: CachePolicy,
     /// Called after each row group with bytes of pages read and to read.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
 }
@@ -26,6 +29,8 @@ pub struct VerifyReport {
     pub files: usize,
     /// Row groups read.
     pub row_groups: usize,
+    /// Row groups whose pages were compared with what a scan recorded.
+    pub row_groups_with_checksums: usize,
     /// Rows found, null and empty ones included.
     pub rows: u64,
     /// Tokens found.
@@ -49,20 +54,23 @@ pub struct Damage {
     pub reason: String,
 }
 
-/// Reads everything once: footers, checksums of pages that have them, levels, every id. Goes on after damage, so that all
-/// of it is known in the end; only a source that cannot be listed is an error.
+/// Reads everything once: footers, checksums in pages and those that a scan recorded, levels, every id. Goes on after
+/// damage, so that all of it is known in the end; only a source that cannot be listed is an error.
 pub fn verify(source: &Source, options: &VerifyOptions) -> Result<VerifyReport> {
     let threads = options.threads.unwrap_or_else(default_threads).max(1);
-    let files = source.list()?.files;
+    let listing = source.list()?;
+    let (kept, _) = cache::read_all(&cache::places(source, &listing.base, &options.cache));
+    let files = listing.files;
     let mut report = VerifyReport { files: files.len(), ..VerifyReport::default() };
     let opened = map_in_parallel(&files, threads, |file| {
-        Ok::<_, Error>((file.path.clone(), open_file(&file.path, &file.name)))
+        Ok::<_, Error>((file.path.clone(), open_file(&file.path, &file.name, &kept)))
     })?;
     let mut row_groups = Vec::new();
     for (path, opened) in opened {
         match opened {
             Ok(file) => {
                 let count = file.data.manifest().row_groups().len() as u32;
+                report.row_groups_with_checksums += file.data.manifest().row_groups_with_checksums();
                 row_groups.extend((0..count).map(|row_group| (Arc::clone(&file), row_group)));
             }
             Err(error) => {
@@ -127,11 +135,30 @@ struct OpenFile {
     uncounted: Vec<usize>,
 }
 
-fn open_file(path: &std::path::Path, name: &str) -> Result<Arc<OpenFile>> {
+fn open_file(path: &Path, name: &str, kept: &[Kept]) -> Result<Arc<OpenFile>> {
     let footer = read_footer(path, name)?;
-    let manifest = Manifest::new(vec![(footer.file, footer.row_groups)])?;
+    let mut manifest = Manifest::new(vec![(footer.file, footer.row_groups)])?;
+    if let Some(kept) = kept.iter().find(|kept| has_recorded(&kept.manifest, &manifest)) {
+        manifest.take_checksums(&kept.manifest);
+        if manifest.checksums().is_empty() {
+            return Err(Error::NotParquet {
+                path: path.to_owned(),
+                reason: "its footer is not the one it had when checksums were recorded".to_owned(),
+            });
+        }
+    }
     let data = Arc::new(DataSet::new(manifest, vec![path.to_owned()]));
     Ok(Arc::new(OpenFile { data, uncounted: footer.uncounted }))
+}
+
+/// Whether the one file of `manifest` is, by its size and time, one whose pages are recorded in `kept`.
+fn has_recorded(kept: &Manifest, manifest: &Manifest) -> bool {
+    let [file] = manifest.files() else { return false };
+    kept.file_named(&file.name).is_some_and(|known| {
+        let known_file = &kept.files()[known as usize];
+        (known_file.size, known_file.modified_ns) == (file.size, file.modified_ns)
+            && kept.row_groups_of(known).any(|row_group| !kept.checksums().of(row_group as u32).is_empty())
+    })
 }
 
 #[derive(Default)]
@@ -185,6 +212,9 @@ fn decode_row_group(
 
 impl std::fmt::Debug for VerifyOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("VerifyOptions").field("threads", &self.threads).finish_non_exhaustive()
+        f.debug_struct("VerifyOptions")
+            .field("threads", &self.threads)
+            .field("cache", &self.cache)
+            .finish_non_exhaustive()
     }
 }

@@ -121,11 +121,11 @@ fn read(args: &PlanArgs, settings: &StreamSettings) -> Result<Arc<DataSet>, Fail
         threads: args.settings.threads,
         cache: args.settings.data.cache(),
         pieces_of: (settings.packing == Packing::Pad).then_some(settings.seq_len),
-        memory_budget: None,
         progress: Some(Arc::new(move |done, total| {
             progress.set_length(total);
             progress.set_position(done);
         })),
+        ..ScanOptions::default()
     };
     let scanned = scan(&args.settings.data.source(), &options);
     bar.finish_and_clear();

@@ -347,7 +347,10 @@ impl RowGroupCursor {
         match pages.next() {
             Ok(Some(page)) => Ok(page),
             Ok(None) => Err(self.damaged("a page is gone".to_owned())),
-            Err(error) => Err(self.page_error(&error)),
+            Err(error) => {
+                let name = pages.last_page().name(self.found.data_pages.saturating_sub(1));
+                Err(self.named_page_error(&name, &error))
+            }
         }
     }
 
@@ -509,7 +512,12 @@ impl RowGroupCursor {
         Ok(())
     }
 
+    /// What became of reading the next page.
     fn page_error(&self, error: &ParquetError) -> Error {
+        self.named_page_error(&self.pages.last_page().name(self.found.data_pages), error)
+    }
+
+    fn named_page_error(&self, name: &str, error: &ParquetError) -> Error {
         if let ParquetError::External(source) = error {
             // Our own reads fail with our own errors, headers behind one of the standard library's.
             let inner =
@@ -521,17 +529,14 @@ impl RowGroupCursor {
                 Some(Error::Budget { given, needed, because }) => {
                     return Error::Budget { given: *given, needed: *needed, because: because.clone() };
                 }
-                Some(Error::Invalid(reason)) => return self.damaged(reason.clone()),
+                Some(Error::Invalid(reason)) => return self.damaged(format!("{name}: {reason}")),
                 Some(Error::Io { path, action, source }) => {
                     return Error::io(path, action, std::io::Error::new(source.kind(), source.to_string()));
                 }
                 _ => {}
             }
         }
-        if self.pages.last_page().is_dictionary() {
-            return self.damaged(format!("dictionary page: {error}"));
-        }
-        self.damaged(format!("page {}: {error}", self.found.data_pages))
+        self.damaged(format!("{name}: {error}"))
     }
 
     fn damaged(&self, reason: String) -> Error {
@@ -547,29 +552,41 @@ impl RowGroupCursor {
     }
 }
 
-/// Every page of a row group that cannot be read, by number, the dictionary without: its checksum differs, or it does
-/// not decompress. Behind a header that cannot be read nothing can be found.
+/// Every page of a row group that cannot be read, by number, the dictionary without: a checksum differs, or it does not
+/// decompress. Behind a header that cannot be read nothing can be found, unless it was recorded where pages are.
 pub(crate) fn damaged_pages(
     data: &Arc<DataSet>,
     row_group: u32,
     memory: &Arc<PageMemory>,
 ) -> Result<Vec<(Option<u32>, Error)>> {
+    let recorded = data.manifest().checksums().of(row_group);
     let mut cursor = data.open_row_group_within(row_group, memory)?;
     let mut damaged = Vec::new();
+    let mut failed_at = None;
     loop {
-        let before = cursor.pages.last_page().at();
-        let number = cursor.found.data_pages;
-        let page = match cursor.pages.next() {
+        let error = match cursor.pages.next() {
             Ok(None) => return Ok(damaged),
             Ok(Some(_)) => None,
             Err(error) => Some(error),
         };
-        let is_header = cursor.pages.last_page().at() == before;
-        let is_dictionary = cursor.pages.last_page().is_dictionary() && !is_header;
-        if let Some(error) = page {
-            damaged.push(((!is_dictionary).then_some(number), cursor.page_error(&error)));
-            if is_header {
+        let page = cursor.pages.last_page();
+        let (at, has_header, is_dictionary) = (page.at(), page.has_header(), page.is_dictionary());
+        if let Some(error) = error {
+            // The crate did not get past this header, though it looked sound.
+            if failed_at == Some(at) {
                 return Ok(damaged);
+            }
+            failed_at = Some(at);
+            let number = (!is_dictionary).then_some(cursor.found.data_pages);
+            damaged.push((number, cursor.page_error(&error)));
+            match recorded.iter().find(|page| page.at > at) {
+                Some(next) => {
+                    let ids = cursor.column.ids;
+                    cursor.pages = Pages::open(data, &cursor.facts, ids, memory, Some(next.at))
+                        .map_err(|reason| cursor.damaged(reason))?;
+                }
+                None if has_header && recorded.is_empty() => {}
+                None => return Ok(damaged),
             }
         }
         cursor.found.data_pages += u32::from(!is_dictionary);

@@ -52,8 +52,8 @@ fn a_broken_truncated_foreign_or_other_versions_manifest_is_rebuilt_and_never_tr
         (b"something else entirely, of another program".to_vec(), "not a Shardfeed manifest"),
         (vec![0; 10_000], "not a Shardfeed manifest"),
         (std::fs::read(world.path(0)).unwrap(), "not a Shardfeed manifest"),
-        (changed(8, 2), "manifest version 2, this release reads 1"),
-        (changed(8, 0), "manifest version 0, this release reads 1"),
+        (changed(8, 3), "manifest version 3, this release reads 1 and 2"),
+        (changed(8, 0), "manifest version 0, this release reads 1 and 2"),
         (changed(30, good[30] ^ 1), "damaged manifest"),
         ([good.as_slice(), b"more"].concat(), "damaged manifest"),
     ];
