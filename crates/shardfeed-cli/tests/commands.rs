@@ -73,7 +73,11 @@ fn the_commands_of_the_readme_run_as_they_stand() {
     assert!(outputs[3].contains("rank 1 of 5") && outputs[3].contains("step       3"), "{}", outputs[3]);
     assert!(outputs[4].contains("part-0000"), "{}", outputs[4]);
     assert!(outputs[5].contains("world size") && dir.path().join("try/plan.svg").exists(), "{}", outputs[5]);
-    assert!(outputs[6].contains("everything is as it was when its checksums were recorded"), "{}", outputs[6]);
+    assert!(
+        outputs[6].contains("everything is as it was when its checksums were recorded"),
+        "{}",
+        outputs[6]
+    );
 }
 
 #[test]
