@@ -21,6 +21,14 @@ pub(crate) struct Slot {
     pub next: Option<u32>,
     /// Where tokens are missing, since their row group is damaged. Whole rows, as far as they are in here.
     masked: Vec<Range<u32>>,
+    /// Where its memory goes when nobody holds it any more.
+    home: SlotPool,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.home.lock().idle.push(std::mem::take(&mut self.memory));
+    }
 }
 
 /// One sequence, as the line has it.
@@ -130,9 +138,9 @@ impl Slot {
         (4 * seq_len + seq_len.div_ceil(32) * 4).next_multiple_of(16) + OVERHEAD
     }
 
-    fn new(memory: BytesMut, seq_len: u32) -> Self {
+    fn new(memory: BytesMut, seq_len: u32, home: SlotPool) -> Self {
         let (len, is_wide, starts_row) = (0, false, false);
-        Self { memory, seq_len, len, is_wide, starts_row, next: None, masked: Vec::new() }
+        Self { memory, seq_len, len, is_wide, starts_row, next: None, masked: Vec::new(), home }
     }
 
     fn words(&self) -> &[u32] {
@@ -241,37 +249,50 @@ fn bit_words(seq_len: u32) -> usize {
     seq_len.div_ceil(32) as usize
 }
 
-/// Where slots are made, and where those of an epoch that is over wait for the next one.
+/// Where slots are made, and where the memory of those that are gone waits for others: epoch after epoch the same.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SlotPool(Arc<Mutex<Pool>>);
 
 #[derive(Debug, Default)]
 struct Pool {
-    idle: Vec<Slot>,
+    idle: Vec<BytesMut>,
     /// What is left of the memory that slots are cut from.
     slab: BytesMut,
+    /// Slots that were cut.
+    cut: usize,
 }
 
 /// Memory from which slots are cut: in large pieces, so that it can be kept in large pages.
 const SLAB_BYTES: usize = 32 << 20;
 
 impl SlotPool {
-    pub fn take_all(&self) -> Vec<Slot> {
-        std::mem::take(&mut self.lock().idle)
-    }
-
-    pub fn put(&self, slots: Vec<Slot>) {
-        self.lock().idle = slots;
-    }
-
     pub fn make(&self, seq_len: u32) -> Slot {
         let len = (4 * (bit_words(seq_len) + seq_len as usize)).next_multiple_of(16);
-        let slab = &mut self.lock().slab;
-        if slab.len() < len {
-            *slab = BytesMut::zeroed(SLAB_BYTES.max(len));
-            prefer_large_pages(slab);
+        let mut pool = self.lock();
+        let memory = pool.idle.pop_if(|memory| memory.len() == len).unwrap_or_else(|| {
+            if pool.slab.len() < len {
+                pool.slab = BytesMut::zeroed(SLAB_BYTES.max(len));
+                prefer_large_pages(&mut pool.slab);
+            }
+            pool.cut += 1;
+            pool.slab.split_to(len)
+        });
+        drop(pool);
+        Slot::new(memory, seq_len, self.clone())
+    }
+
+    /// Whoever comes next needs no more than this many. Memory is freed in whole slabs, so it is all or nothing.
+    pub fn fit(&self, slots_max: usize) {
+        let mut pool = self.lock();
+        if pool.cut > slots_max && pool.idle.len() == pool.cut {
+            *pool = Pool::default();
         }
-        Slot::new(slab.split_to(len), seq_len)
+    }
+
+    /// Slots whose memory was ever cut.
+    #[cfg(test)]
+    pub fn cut(&self) -> usize {
+        self.lock().cut
     }
 
     fn lock(&self) -> MutexGuard<'_, Pool> {

@@ -205,6 +205,50 @@ fn a_step_that_straddles_a_skipped_range_opens_no_more_than_two_row_groups_per_s
     }
 }
 
+/// A row group for each sequence, 2,000 of them, in two lanes with windows of 4.
+fn long_lanes(dir: &Path) -> Setting {
+    let mut ids = 100_u32..;
+    let rows = (0..2000).map(|_| Some(ids.by_ref().take(8).collect())).collect();
+    let options = WriteOptions { rows_per_group: 1, ..WriteOptions::default() };
+    TestData { files: vec![rows], options }.write(dir);
+    Setting { seq_len: 8, packing: Packing::Concat, eos_id: None, lanes: 2, window: 4 }
+}
+
+#[test]
+fn a_skip_that_begins_some_steps_ahead_is_jumped_over_and_not_decoded() {
+    let dir = tempfile::tempdir().unwrap();
+    let setting = long_lanes(dir.path());
+    for ahead in 0..8 {
+        let mut loader = setting.builder(dir.path(), 2).build().unwrap();
+        let steps = loader.steps_per_epoch();
+        loader.next_batch().unwrap().unwrap();
+        loader.skip(1 + ahead..steps - 3).unwrap();
+        let before = loader.read_counts().row_groups;
+        assert_eq!(
+            loader.batches().map(|batch| batch.unwrap().step).filter(|step| *step >= steps - 3).count(),
+            3
+        );
+        // Windows on both sides of the gap, and what was read alone.
+        let opened = loader.read_counts().row_groups - before;
+        assert!(opened < 100, "{ahead} steps ahead: {opened} row groups of 2,000");
+    }
+}
+
+#[test]
+fn a_tail_that_wraps_around_soon_after_a_resume_does_not_decode_what_lies_between() {
+    let dir = tempfile::tempdir().unwrap();
+    let setting = long_lanes(dir.path());
+    for left in [13, 20, 25] {
+        let state = setting.state_at(dir.path(), 2000 - left);
+        let builder = setting.builder(dir.path(), 12).tail(Tail::Wrap).resume_from(state);
+        let mut loader = builder.build().unwrap();
+        let before = loader.read_counts().row_groups;
+        assert!(loader.batches().all(|batch| batch.unwrap().real_rows == 12));
+        let opened = loader.read_counts().row_groups - before;
+        assert!(opened < 150, "{left} left: {opened} row groups of 2,000");
+    }
+}
+
 #[test]
 fn without_shuffling_a_resume_opens_the_row_groups_of_its_step_alone() {
     let data = many_row_groups(40);

@@ -88,7 +88,8 @@ impl Lane {
         self.forget(free);
     }
 
-    fn forget(&mut self, free: &mut Vec<Slot>) {
+    /// Lets go of what no row that is planned from now on asks for.
+    pub fn forget(&mut self, free: &mut Vec<Slot>) {
         while self.first < self.floor
             && let Some(slot) = self.shelf.pop_front()
         {

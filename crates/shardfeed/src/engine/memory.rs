@@ -23,6 +23,8 @@ pub(super) struct Limits {
     pub lane_slots: usize,
     /// Sequences that a lane may decode beyond what is needed soon, to be done with a page.
     pub slots_beyond: usize,
+    /// Sequences that all lanes and steps may hold together.
+    pub slots_max: usize,
     /// Sequences that are rather passed over than decoded.
     pub jump_min: u64,
 }
@@ -72,11 +74,16 @@ pub(crate) fn plan_memory(
             steps_ahead: steps_ahead as usize,
             lane_slots: (window_slots(source) + slots_beyond) as usize,
             slots_beyond: slots_beyond as usize,
+            slots_max: (lanes.len() as u64 * (window_slots(source) + SLOTS_BESIDES + slots_beyond)
+                + (steps_ahead + 1) * rows) as usize,
             jump_min: source.settings.window.into(),
         },
         page_memory: PageMemory::within(budget, for_pages, threads),
     })
 }
+
+/// The sequence of a lane that is being decoded, one by itself, and its neighbour.
+const SLOTS_BESIDES: u64 = 3;
 
 /// Sequences that a lane holds where nothing is decoded beyond what is needed soon.
 fn window_slots(source: &LineSource) -> u64 {
@@ -88,7 +95,7 @@ fn window_slots(source: &LineSource) -> u64 {
 /// neighbour, and the shuffles of its walk.
 fn lane_bytes(source: &LineSource, lane: u32) -> u64 {
     let sequences = source.order.sequences_of(lane);
-    let slots = window_slots(source).min(sequences.end - sequences.start + 1) + 3;
+    let slots = window_slots(source).min(sequences.end - sequences.start + 1) + SLOTS_BESIDES;
     slots * Slot::bytes(source.settings.seq_len.into()) + LaneWalk::bytes(source.settings.window.into())
 }
 

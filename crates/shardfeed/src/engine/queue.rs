@@ -61,6 +61,12 @@ pub(super) struct Alone {
     pub sequence: u64,
 }
 
+impl From<Wanted> for Alone {
+    fn from(Wanted { step, row, sequence, .. }: Wanted) -> Self {
+        Self { step, row, sequence }
+    }
+}
+
 /// What a thread does next.
 pub(super) enum Job {
     Fill(FillJob),
@@ -102,7 +108,7 @@ const STEPS_PLANNED_AT_ONCE: usize = 8;
 const WAKE_AFTER: Duration = Duration::from_millis(1);
 
 impl Queue {
-    pub fn new(limits: Limits, planner: Planner, free: Vec<Slot>) -> Self {
+    pub fn new(limits: Limits, planner: Planner) -> Self {
         Self {
             limits,
             steps: VecDeque::new(),
@@ -113,7 +119,7 @@ impl Queue {
             waited_for: BinaryHeap::new(),
             ahead: VecDeque::new(),
             planner: Some(Box::new(planner)),
-            free,
+            free: Vec::new(),
             spare_rows: Vec::new(),
             is_epoch_planned: false,
             is_stopped: false,
@@ -136,16 +142,6 @@ impl Queue {
     /// Whether the last step was taken.
     pub fn is_over(&self) -> bool {
         self.is_epoch_planned && self.steps.is_empty()
-    }
-
-    /// All slots that nobody holds any more, once threads have stopped.
-    pub fn take_slots(&mut self) -> Vec<Slot> {
-        let Self { lanes, steps, free, .. } = self;
-        for lane in lanes {
-            lane.restart(0, free);
-        }
-        free.extend(steps.iter_mut().flat_map(|step| &mut step.rows).filter_map(|row| row.slot.take()));
-        std::mem::take(free)
     }
 
     /// Batches that are ready.
@@ -249,9 +245,16 @@ impl Queue {
                 lane.restart(next.floor, &mut self.free);
             }
         }
+        lane.forget(&mut self.free);
         let from = lane.end();
-        let to = lane.wanted.back().map_or(lane.ahead, |wanted| wanted.ceiling);
         let room = self.limits.lane_slots.saturating_sub(lane.live());
+        let to = match lane.wanted.front() {
+            Some(next) => lane.wanted.iter().fold(next.ceiling, |to, wanted| {
+                // What lies behind a long skip is for another turn.
+                if wanted.floor > to + self.limits.jump_min { to } else { to.max(wanted.ceiling) }
+            }),
+            None => lane.ahead.min(from + room as u64),
+        };
         let room = room.min(to.saturating_sub(from) as usize + self.limits.slots_beyond);
         tray.free.extend(self.free.drain(self.free.len().saturating_sub(room)..));
         tray.to_make = room.saturating_sub(tray.free.len());
@@ -268,16 +271,19 @@ impl Queue {
         lane.add(&mut tray.full, &mut tray.free, |Wanted { step, row, .. }, slot| {
             give(steps, self.first, gathered, step, row, slot);
         });
-        if lane.end() >= lane.last {
+        let end = lane.end();
+        lane.wanted.retain(|wanted| {
+            // Nobody asks twice; should it ever happen, it must not be waited for.
+            let is_gone = wanted.sequence < end;
+            self.alone.extend(is_gone.then(|| Alone::from(*wanted)));
+            !is_gone
+        });
+        if end >= lane.last {
             // Its page is of no more use.
             lane.reader = None;
         }
         if lane.reader.is_none() {
-            self.alone.extend(lane.wanted.drain(..).map(|wanted| Alone {
-                step: wanted.step,
-                row: wanted.row,
-                sequence: wanted.sequence,
-            }));
+            self.alone.extend(lane.wanted.drain(..).map(Alone::from));
         } else if let Some(next) = lane.wanted.front() {
             self.waited_for.push(Reverse((next.step, number)));
         }
@@ -327,9 +333,12 @@ impl Queue {
             let lane = &mut self.lanes[row.lane];
             lane.ahead = lane.ahead.max(row.ceiling_ahead);
             lane.last = row.lane_end;
-            // The first batch after a start must not wait for whole windows: each of its sequences opens its own row
-            // group, or two.
-            let answer = if ordinal == 0 { Answer::Gone } else { lane.ask(row.sequence, row.floor) };
+            let answer = match lane.ask(row.sequence, row.floor) {
+                // The first batch after a start must not wait for whole windows: each of its sequences opens its own row
+                // group, or two.
+                Answer::Later if ordinal == 0 => Answer::Gone,
+                answer => answer,
+            };
             missing += usize::from(!matches!(answer, Answer::Here(_)));
             match answer {
                 Answer::Here(slot) => row.slot = Some(slot),
