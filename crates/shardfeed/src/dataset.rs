@@ -199,6 +199,7 @@ pub(crate) struct LastPage {
     at: AtomicU64,
     is_dictionary: AtomicBool,
     has_header: AtomicBool,
+    body_capacity: AtomicU64,
 }
 
 impl LastPage {
@@ -213,6 +214,11 @@ impl LastPage {
 
     pub fn is_dictionary(&self) -> bool {
         self.is_dictionary.load(Relaxed)
+    }
+
+    /// Bytes that its body takes in memory, in a buffer that may be longer.
+    pub fn body_capacity(&self) -> u64 {
+        self.body_capacity.load(Relaxed)
     }
 
     /// Whether its header could be read, so that the next page can be found.
@@ -269,6 +275,7 @@ impl ChunkBytes {
         let mut bytes = self.memory.buffer(length);
         self.read_exact(bytes.as_mut(), start)?;
         self.check_body(bytes.as_ref(), start)?;
+        self.last_page.body_capacity.store(bytes.capacity(), Relaxed);
         Ok(Bytes::from_owner(bytes))
     }
 

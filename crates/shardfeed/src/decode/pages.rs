@@ -63,7 +63,7 @@ impl Pages {
             foreign::call(|| self.reader.get_next_page()).unwrap_or_else(|panic| Err(general(panic)))?;
         let Some(mut page) = page else { return Ok(None) };
         let at = self.last_page.at();
-        let mut capacity = page.buffer().len() as u64;
+        let mut capacity = self.last_page.body_capacity();
         if self.codec != Compression::UNCOMPRESSED {
             capacity = self.inflate(&mut page).map_err(general)?;
         }
@@ -92,7 +92,7 @@ impl Pages {
                 let levels_len =
                     (*def_levels_byte_len as usize).saturating_add(*rep_levels_byte_len as usize);
                 if !*is_compressed {
-                    return Ok(buf.len() as u64);
+                    return Ok(self.last_page.body_capacity());
                 }
                 (buf, levels_len)
             }

@@ -130,6 +130,7 @@ impl Values {
             self.dictionary = Some(Dictionary::Narrow(narrow));
             return Ok(());
         }
+        drop(narrow);
         let mut ids = vec![0; count];
         self.dictionary = Some(match read_plain(self.ids, bytes, &mut ids) {
             Ok(()) => Dictionary::Wide(ids),
