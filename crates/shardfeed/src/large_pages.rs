@@ -1,7 +1,7 @@
 /// Asks the system to keep this memory in large pages, where it does so only for those who ask. Sequences are written
 /// and read in a shuffled order: with small pages the processor looks up where each of them is.
 #[cfg(target_os = "linux")]
-#[allow(unsafe_code)] // The one call of its kind; batches are made 15 % faster by it, see docs/benchmarks.md.
+#[allow(unsafe_code)] // The one call of its kind; what it gains is in docs/benchmarks.md.
 pub(crate) fn prefer_large_pages(memory: &mut [u8]) {
     // Advice is given for whole pages, and must begin with one.
     let skipped = memory.as_ptr().align_offset(PAGE_BYTES).min(memory.len());
