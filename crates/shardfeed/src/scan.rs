@@ -190,17 +190,9 @@ fn record_checksums(
     threads: usize,
     options: &ScanOptions,
 ) -> Result<(Manifest, usize)> {
-    let data = Arc::new(DataSet::new(manifest, paths.to_vec()));
-    let row_groups = row_groups_of(data.manifest(), files);
-    let progress = Progress::new(row_groups.len() as u64, options);
-    let memory = options.page_memory(threads);
-    let recorded = map_in_parallel(&row_groups, threads, |&row_group| {
-        let pages = record_row_group(&data, row_group, &memory);
-        progress.one_done();
-        pages
-    })?;
-    let data = Arc::into_inner(data).expect("all threads are done");
-    let (mut manifest, _) = data.into_parts();
+    let row_groups = row_groups_of(&manifest, files);
+    let (mut manifest, recorded) =
+        read_each(manifest, paths, &row_groups, threads, options, record_row_group)?;
     let mut checksums = PageChecksums::default();
     let mut recorded = row_groups.iter().zip(recorded).peekable();
     for row_group in 0..manifest.row_groups().len() as u32 {
@@ -211,6 +203,27 @@ fn record_checksums(
     }
     manifest.set_checksums(checksums)?;
     Ok((manifest, row_groups.len()))
+}
+
+/// What `read` makes of each of these row groups, in parallel; and the manifest again.
+fn read_each<T: Send>(
+    manifest: Manifest,
+    paths: &[PathBuf],
+    row_groups: &[u32],
+    threads: usize,
+    options: &ScanOptions,
+    read: impl Fn(&Arc<DataSet>, u32, &Arc<PageMemory>) -> Result<T> + Sync,
+) -> Result<(Manifest, Vec<T>)> {
+    let data = Arc::new(DataSet::new(manifest, paths.to_vec()));
+    let progress = Progress::new(row_groups.len() as u64, options);
+    let memory = options.page_memory(threads);
+    let made = map_in_parallel(row_groups, threads, |&row_group| {
+        let made = read(&data, row_group, &memory);
+        progress.one_done();
+        made
+    })?;
+    let data = Arc::into_inner(data).expect("all threads are done");
+    Ok((data.into_parts().0, made))
 }
 
 fn row_groups_of(manifest: &Manifest, files: &[u32]) -> Vec<u32> {
@@ -225,17 +238,11 @@ fn count_pieces(
     threads: usize,
     options: &ScanOptions,
 ) -> Result<(Manifest, usize)> {
-    let data = Arc::new(DataSet::new(manifest, paths.to_vec()));
-    let row_groups = row_groups_of(data.manifest(), files);
-    let progress = Progress::new(row_groups.len() as u64, options);
-    let memory = options.page_memory(threads);
-    let counts = map_in_parallel(&row_groups, threads, |&row_group| {
-        let count = pieces_of_row_group(&data, row_group, u64::from(seq_len), &memory);
-        progress.one_done();
-        count
-    })?;
-    let data = Arc::into_inner(data).expect("all threads are done");
-    let (mut manifest, _) = data.into_parts();
+    let row_groups = row_groups_of(&manifest, files);
+    let count = |data: &Arc<DataSet>, row_group: u32, memory: &Arc<PageMemory>| {
+        pieces_of_row_group(data, row_group, u64::from(seq_len), memory)
+    };
+    let (mut manifest, counts) = read_each(manifest, paths, &row_groups, threads, options, count)?;
     let mut counts = counts.into_iter();
     for &file in files {
         let counts = counts.by_ref().take(manifest.row_groups_of(file).len()).collect();

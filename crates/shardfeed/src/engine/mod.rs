@@ -237,6 +237,27 @@ mod tests {
     use crate::sample::{SampleData, write_sample};
     use crate::{BatchArrays, Dtype, EpochOrder, LabelStyle, ScanOptions, StreamSettings, scan};
 
+    /// Batches of sequences of 64 tokens.
+    fn settings_of(rows: usize, threads: usize, slots: SlotPool) -> EngineSettings {
+        EngineSettings {
+            rank: Rank::single(),
+            shape: BatchShape {
+                rows,
+                seq_len: 64,
+                dtype: Dtype::Int64,
+                labels: LabelStyle::Shifted,
+                pad_id: 0,
+                arrays: BatchArrays::default(),
+                pool: ArrayPool::default(),
+            },
+            tail: Tail::Pad,
+            threads,
+            memory_budget: 1 << 30,
+            counters: Arc::default(),
+            slots,
+        }
+    }
+
     #[test]
     fn until_the_first_batch_is_taken_nothing_is_opened_but_for_it() {
         let dir = tempfile::tempdir().unwrap();
@@ -252,26 +273,9 @@ mod tests {
             settings,
             on_corrupt: crate::OnCorrupt::Error,
         });
-        let shape = BatchShape {
-            rows: 16,
-            seq_len: 64,
-            dtype: Dtype::Int64,
-            labels: LabelStyle::Shifted,
-            pad_id: 0,
-            arrays: BatchArrays::default(),
-            pool: ArrayPool::default(),
-        };
         for threads in [1, 2, 4] {
             let before = data.counts().row_groups;
-            let settings = EngineSettings {
-                rank: Rank::single(),
-                shape: shape.clone(),
-                tail: Tail::Pad,
-                threads,
-                memory_budget: 1 << 30,
-                counters: Arc::default(),
-                slots: SlotPool::default(),
-            };
+            let settings = settings_of(16, threads, SlotPool::default());
             let engine = Engine::start(&source, &state, &settings).unwrap();
             let mut queue = engine.shared.lock();
             while queue.depth() == 0 {
@@ -301,23 +305,7 @@ mod tests {
             state.position = if epoch % 2 == 0 { 0 } else { order.sequences() / 16 * 8 };
             let (data, settings) = (Arc::clone(&data), settings.clone());
             let source = Arc::new(LineSource { data, order, settings, on_corrupt: crate::OnCorrupt::Error });
-            let settings = EngineSettings {
-                rank: Rank::single(),
-                shape: BatchShape {
-                    rows: 8,
-                    seq_len: 64,
-                    dtype: Dtype::Int64,
-                    labels: LabelStyle::Shifted,
-                    pad_id: 0,
-                    arrays: BatchArrays::default(),
-                    pool: ArrayPool::default(),
-                },
-                tail: Tail::Pad,
-                threads: 2,
-                memory_budget: 1 << 30,
-                counters: Arc::default(),
-                slots: slots.clone(),
-            };
+            let settings = settings_of(8, 2, slots.clone());
             let engine = Engine::start(&source, &state, &settings).unwrap();
             let mut left = if epoch % 3 == 0 { 5 } else { usize::MAX };
             while left > 0 && engine.next().unwrap().is_some() {
