@@ -18,15 +18,14 @@ use crate::foreign;
 pub(super) struct ForeignValues {
     reader: Reader,
     ids: IdType,
+    /// The values read last did not fit where they were wanted: they are next to be read.
+    is_scratch_next: bool,
 }
 
 enum Reader {
     Int32(ColumnReaderImpl<Int32Type>, Vec<i32>),
     Int64(ColumnReaderImpl<Int64Type>, Vec<i64>),
 }
-
-/// Values converted at once: bounds the scratch space, and stays in the cache.
-const PORTION: usize = 4096;
 
 impl ForeignValues {
     /// The `count` values of a page without its levels. Refuses what the crate's decoders take for granted.
@@ -64,48 +63,65 @@ impl ForeignValues {
             }
             _ => Reader::Int64(ColumnReaderImpl::new(flat_column(PhysicalType::INT64), pages), Vec::new()),
         };
-        Self { reader, ids }
+        Self { reader, ids, is_scratch_next: false }
     }
 
     /// Fills `out` with the next ids.
     pub fn read(&mut self, out: &mut [u32]) -> Result<(), ValueError> {
-        foreign::call(|| self.read_portions(out)).unwrap_or_else(|panic| Err(ValueError::Page(panic)))
-    }
-
-    fn read_portions(&mut self, out: &mut [u32]) -> Result<(), ValueError> {
+        self.load(out.len())?;
         let ids = self.ids;
-        for out in out.chunks_mut(PORTION) {
-            match &mut self.reader {
-                Reader::Int32(reader, scratch) => {
-                    read_portion(reader, out.len(), scratch)?;
-                    // One look at all bits together: only when that is suspicious, at each.
-                    let mut all = 0;
-                    for (id, value) in out.iter_mut().zip(&*scratch) {
-                        *id = value.cast_unsigned();
-                        all |= *id;
-                    }
-                    if all > id_max(ids)
-                        && let Some(bad) = out.iter().find(|&&id| id > id_max(ids))
-                    {
-                        return Err(not_an_id(i64::from(bad.cast_signed()), ids));
-                    }
+        match &self.reader {
+            Reader::Int32(_, values) => {
+                // One look at all bits together: only when that is suspicious, at each.
+                let mut all = 0;
+                for (id, value) in out.iter_mut().zip(values) {
+                    *id = value.cast_unsigned();
+                    all |= *id;
                 }
-                Reader::Int64(reader, scratch) => {
-                    read_portion(reader, out.len(), scratch)?;
-                    let mut all = 0;
-                    for (id, &value) in out.iter_mut().zip(&*scratch) {
-                        *id = value as u32;
-                        all |= value.cast_unsigned();
-                    }
-                    if all > u32::MAX.into()
-                        && let Some(&bad) = scratch.iter().find(|&&value| u32::try_from(value).is_err())
-                    {
-                        return Err(not_an_id(bad, ids));
-                    }
+                let bad = out.iter().find(|&&id| all > id_max(ids) && id > id_max(ids));
+                bad.map_or(Ok(()), |bad| Err(not_an_id(i64::from(bad.cast_signed()), ids)))
+            }
+            Reader::Int64(_, values) => {
+                let mut all = 0;
+                for (id, &value) in out.iter_mut().zip(values) {
+                    *id = value as u32;
+                    all |= value.cast_unsigned();
                 }
+                let max = u64::from(u32::MAX);
+                let bad = values.iter().find(|value| all > max && value.cast_unsigned() > max);
+                bad.map_or(Ok(()), |&bad| Err(not_an_id(bad, ids)))
             }
         }
-        Ok(())
+    }
+
+    /// The same into 16 bits each. False if one does not fit: then they are the next to be read, as many of them.
+    pub fn read_narrow(&mut self, out: &mut [u16]) -> Result<bool, ValueError> {
+        self.load(out.len())?;
+        // What is negative does not fit either.
+        let all = match &self.reader {
+            Reader::Int32(_, values) => out.iter_mut().zip(values).fold(0, |all, (id, value)| {
+                *id = *value as u16;
+                all | u64::from(value.cast_unsigned())
+            }),
+            Reader::Int64(_, values) => out.iter_mut().zip(values).fold(0, |all, (id, value)| {
+                *id = *value as u16;
+                all | value.cast_unsigned()
+            }),
+        };
+        self.is_scratch_next = all > u16::MAX.into();
+        Ok(!self.is_scratch_next)
+    }
+
+    /// Has the crate decode the next `count` values, unless it did.
+    fn load(&mut self, count: usize) -> Result<(), ValueError> {
+        if std::mem::take(&mut self.is_scratch_next) {
+            return Ok(());
+        }
+        foreign::call(|| match &mut self.reader {
+            Reader::Int32(reader, values) => read_values(reader, count, values),
+            Reader::Int64(reader, values) => read_values(reader, count, values),
+        })
+        .unwrap_or_else(|panic| Err(ValueError::Page(panic)))
     }
 
     /// Passes over the next `count` ids.
@@ -123,7 +139,7 @@ impl ForeignValues {
     }
 }
 
-fn read_portion<T: DataType>(
+fn read_values<T: DataType>(
     reader: &mut ColumnReaderImpl<T>,
     count: usize,
     scratch: &mut Vec<T::T>,

@@ -242,22 +242,23 @@ impl Values {
             Room::Narrow(_) if self.is_wide => return Ok(false),
             Room::Narrow(out) => out,
         };
-        match (&mut self.page, &self.dictionary) {
+        let are_narrow = match (&mut self.page, &self.dictionary) {
+            _ if out.len() > self.left => return Err(too_few(out.len(), self.left)),
             (PageValues::Indexes(indexes), Some(Dictionary::Narrow(ids))) => {
-                self.left = self.left.checked_sub(out.len()).ok_or_else(|| too_few(out.len(), self.left))?;
                 indexes.read(&self.bytes, ids, out)?;
-                return Ok(true);
+                true
             }
-            (PageValues::Plain { at }, _) if out.len() <= self.left => {
+            (PageValues::Plain { at }, _) => {
                 let mut end = *at;
                 let bytes = plain_bytes(&self.bytes, &mut end, out.len() * id_bytes(self.ids))?;
-                if read_plain_narrow(self.ids, bytes, out) {
+                let are_narrow = read_plain_narrow(self.ids, bytes, out);
+                if are_narrow {
                     *at = end;
-                    self.left -= out.len();
-                    return Ok(true);
                 }
+                are_narrow
             }
-            (PageValues::Deltas(_) | PageValues::Foreign { .. }, _) => {
+            (PageValues::Foreign { reader, .. }, _) => reader.read_narrow(out)?,
+            (PageValues::Deltas(_), _) => {
                 let mut scratch = std::mem::take(&mut self.scratch);
                 scratch.resize(out.len(), 0);
                 let read = self.read(&mut scratch);
@@ -269,8 +270,13 @@ impl Values {
                     return Ok(true);
                 }
                 self.is_scratch_next = true;
+                false
             }
-            _ => {}
+            (PageValues::Indexes(_), _) => false,
+        };
+        if are_narrow {
+            self.left -= out.len();
+            return Ok(true);
         }
         self.is_wide = true;
         Ok(false)
