@@ -2,6 +2,8 @@
 
 use std::hint::black_box;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
@@ -26,18 +28,25 @@ fn beside(c: &mut Criterion) {
     let mut group = c.benchmark_group("a_batch");
     group.sample_size(20);
     for consumer_threads in if cores > 1 { vec![1, cores] } else { vec![1] } {
+        let consumer = Consumer::start(consumer_threads);
         // The same work on a batch that is there already.
-        let batch = open(dir.path()).next_batch().unwrap().unwrap();
+        let batch = Arc::new(open(dir.path()).next_batch().unwrap().unwrap());
         group.bench_function(BenchmarkId::new("consumer_alone", consumer_threads), |b| {
-            b.iter(|| consume(&batch, consumer_threads));
+            b.iter(|| consumer.consume(&batch));
         });
+        let mut loader = open(dir.path());
+        let (mut batches, before) = (0_u32, loader_threads());
         group.bench_function(BenchmarkId::new("consumer_and_loader", consumer_threads), |b| {
-            let mut loader = open(dir.path());
             b.iter(|| {
                 let batch = loader.next_batch().unwrap().or_else(|| loader.next_batch().unwrap());
-                consume(&batch.expect("the next epoch begins"), consumer_threads);
+                consumer.consume(&Arc::new(batch.expect("the next epoch begins")));
+                batches += 1;
             });
         });
+        if let (Some(before), Some(after)) = (before, loader_threads()) {
+            let each = after.cpu.saturating_sub(before.cpu) / batches.max(1);
+            println!("the loader's own threads: {each:?} of processor time a batch");
+        }
     }
     group.finish();
     show_idle_cost(dir.path(), if is_check { Duration::from_millis(10) } else { Duration::from_secs(1) });
@@ -47,18 +56,46 @@ fn open(dir: &Path) -> TokenLoader {
     TokenLoader::builder(dir, 2048, 8).threads(1).build().unwrap()
 }
 
-/// The same amount of work for every batch.
-fn consume(batch: &Batch, threads: usize) {
-    let IdArray::I64(ids) = &batch.input_ids else { unreachable!("int64 is what was asked for") };
-    let work = || {
-        for round in 0..ROUNDS {
-            black_box(ids.iter().fold(round, |sum, &id| sum.wrapping_add(mix(sum ^ id as u64))));
+/// Threads that do the same amount of work for every batch, and stay: a trainer does not start new ones at each step.
+struct Consumer {
+    helpers: Vec<Sender<Arc<Batch>>>,
+    done: Receiver<()>,
+}
+
+impl Consumer {
+    /// The one who asks is the first of them.
+    fn start(threads: usize) -> Self {
+        let (is_done, done) = channel();
+        let start = |_| {
+            let ((sender, batches), is_done) = (channel::<Arc<Batch>>(), is_done.clone());
+            // Ends when nobody sends any more.
+            std::thread::spawn(move || {
+                for batch in batches {
+                    work(&batch);
+                    is_done.send(()).unwrap();
+                }
+            });
+            sender
+        };
+        Self { helpers: (1..threads).map(start).collect(), done }
+    }
+
+    fn consume(&self, batch: &Arc<Batch>) {
+        for helper in &self.helpers {
+            helper.send(Arc::clone(batch)).unwrap();
         }
-    };
-    std::thread::scope(|scope| {
-        (1..threads).for_each(|_| drop(scope.spawn(work)));
-        work();
-    });
+        work(batch);
+        for _ in &self.helpers {
+            self.done.recv().unwrap();
+        }
+    }
+}
+
+fn work(batch: &Batch) {
+    let IdArray::I64(ids) = &batch.input_ids else { unreachable!("int64 is what was asked for") };
+    for round in 0..ROUNDS {
+        black_box(ids.iter().fold(round, |sum, &id| sum.wrapping_add(mix(sum ^ id as u64))));
+    }
 }
 
 /// Prints the processor time that a loader takes while nobody asks for a batch. Only where there is a `/proc`.
