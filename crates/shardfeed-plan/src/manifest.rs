@@ -164,6 +164,18 @@ pub enum ManifestError {
     },
 }
 
+impl ManifestError {
+    /// The file that claims what cannot be.
+    pub fn damaged_file(&self) -> Option<&str> {
+        match self {
+            Self::Pieces { file, .. } | Self::Checksums { file, .. } | Self::Counts { file, .. } => {
+                Some(file)
+            }
+            Self::Twice(_) | Self::TooManyRowGroups(_) => None,
+        }
+    }
+}
+
 /// Far above any data set, far below overflow: sums and products with `seq_len` stay in 64 bits.
 const TOTAL_MAX: u64 = 1 << 62;
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use shardfeed_plan::{DataFile, Manifest, PageChecksums, PieceCounts, RowGroup};
+use shardfeed_plan::{DataFile, Manifest, ManifestError, PageChecksums, PieceCounts, RowGroup};
 
 use crate::cache::{self, CachePolicy, Kept};
 use crate::dataset::DataSet;
@@ -104,7 +104,7 @@ pub fn scan(source: &Source, options: &ScanOptions) -> Result<(Arc<DataSet>, Sca
 pub(crate) fn scan_file(path: &Path) -> Result<(Arc<DataSet>, Vec<usize>)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let Footer { file, row_groups, uncounted } = read_footer(path, &name)?;
-    let manifest = Manifest::new(vec![(file, row_groups)])?;
+    let manifest = Manifest::new(vec![(file, row_groups)]).map_err(|error| refused(error, |_| Some(path)))?;
     Ok((Arc::new(DataSet::new(manifest, vec![path.to_owned()])), uncounted))
 }
 
@@ -160,18 +160,29 @@ fn refresh(
     for (index, read) in missing.into_iter().zip(read) {
         scanned[index] = Some(read);
     }
-    let mut manifest = Manifest::new(scanned.into_iter().flatten().collect())?;
+    let path_of = |name: &str| Some(files.iter().find(|file| file.name == name)?.path.as_path());
+    let mut manifest =
+        Manifest::new(scanned.into_iter().flatten().collect()).map_err(|error| refused(error, path_of))?;
     if let Some(cached) = cached {
         manifest.take_checksums(cached);
     }
     Ok(manifest)
 }
 
+/// A footer that can be read, and claims what cannot be.
+fn refused<'a>(error: ManifestError, path_of: impl Fn(&str) -> Option<&'a Path>) -> Error {
+    match error.damaged_file().and_then(path_of) {
+        Some(path) => Error::NotParquet { path: path.to_owned(), reason: error.to_string() },
+        None => error.into(),
+    }
+}
+
 /// Footer and, where statistics are missing, counted levels.
 fn read_file(path: &Path, name: &str, memory: &Arc<PageMemory>) -> Result<(DataFile, Vec<RowGroup>)> {
     let Footer { file, mut row_groups, uncounted } = read_footer(path, name)?;
     if !uncounted.is_empty() {
-        let manifest = Manifest::new(vec![(file.clone(), row_groups.clone())])?;
+        let manifest = Manifest::new(vec![(file.clone(), row_groups.clone())])
+            .map_err(|error| refused(error, |_| Some(path)))?;
         let data = Arc::new(DataSet::new(manifest, vec![path.to_owned()]));
         for index in uncounted {
             let mut cursor = data.open_row_group_within(index as u32, memory)?.uncounted().levels_only();
