@@ -19,6 +19,7 @@
 
 mod rank; // a process of the job     -> its share of n things
 mod permute; // a key                 -> a shuffle that never changes between releases
+mod permutation; // a key            -> the same of any number of things, asked one by one
 mod checksums; // row groups          -> what was recorded of their pages
 mod manifest; // files                -> row groups in one canonical order, and a fingerprint
 mod stored_manifest; // Manifest     <-> bytes
@@ -31,8 +32,11 @@ mod step_numbers; // steps            -> numbers that skips and changed batches 
 mod state; // where a stream stands  <-> JSON, and what must match to continue there
 mod report; // an epoch               -> what each rank reads and holds, without running it
 mod files; // whole files             -> who owns which, in which order
+mod partition; // samples             -> who gets which, in which order
+mod deals; // throughputs              -> what is left, dealt again
 
 pub use checksums::{PageChecksum, PageChecksums};
+pub use deals::{Assignment, Deal, DealError, Deals, Stretch};
 pub use files::{FileOrder, FileShardError};
 pub use lanes::{LaneWalk, Lanes, Place};
 pub use line::{Line, Span};
@@ -40,6 +44,11 @@ pub use manifest::{
     DataFile, Fingerprint, IdType, Manifest, ManifestError, PieceCounts, RowGroup, TokenColumn,
 };
 pub use order::{EpochOrder, StepPlan, Tail};
+pub use partition::{
+    Classes, Facts, Needs, Owners, Partition, PartitionError, PartitionStrategy, SampleOrder, hash_of_index,
+    hash_of_key,
+};
+pub use permutation::Permutation;
 pub use permute::{fisher_yates, key, mix};
 pub use rank::{Rank, RankError};
 pub use report::{
