@@ -311,6 +311,16 @@ impl Assignment {
         Some((stretch.origin, stretch.end - (self.ends[at] - position)))
     }
 
+    /// Whether both have the same samples up to a position.
+    pub fn is_same_until(&self, other: &Self, position: u64) -> bool {
+        let until = |assignment: &Self| {
+            let mut first = assignment.clone();
+            first.cut(position);
+            first
+        };
+        until(self) == until(other)
+    }
+
     fn push(&mut self, stretch: Stretch) {
         let len = self.len() + (stretch.end - stretch.start);
         match self.stretches.last_mut() {

@@ -34,9 +34,13 @@ mod report; // an epoch               -> what each rank reads and holds, without
 mod files; // whole files             -> who owns which, in which order
 mod partition; // samples             -> who gets which, in which order
 mod deals; // throughputs              -> what is left, dealt again
+mod dealt_order; // what is dealt     -> samples, one after another
+mod checkpoint_state; // where a worker's samples stand <-> JSON, and what must match to go on there
 
+pub use checkpoint_state::{CHECKPOINT_FORMAT, CheckpointError, CheckpointState, Progress, StreamIdentity};
 pub use checksums::{PageChecksum, PageChecksums};
 pub use deals::{Assignment, Deal, DealError, Deals, Stretch};
+pub use dealt_order::DealtOrder;
 pub use files::{FileOrder, FileShardError};
 pub use lanes::{LaneWalk, Lanes, Place};
 pub use line::{Line, Span};

@@ -1,7 +1,10 @@
 use std::io;
 use std::path::PathBuf;
 
-use shardfeed_plan::{FileShardError, ManifestError, RankError, SettingsError, SkipsError, StateError};
+use shardfeed_plan::{
+    CheckpointError, FileShardError, ManifestError, PartitionError, RankError, SettingsError, SkipsError,
+    StateError,
+};
 
 /// What went wrong, with which file, row group, row or rank, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -153,6 +156,20 @@ pub enum Error {
         path: PathBuf,
         /// Why it is refused.
         source: StateError,
+    },
+    /// See [`PartitionError`].
+    #[error(transparent)]
+    Partition(#[from] PartitionError),
+    /// See [`CheckpointError`].
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// See [`CheckpointError`], with the file.
+    #[error("{}: {source}", path.display())]
+    CheckpointFile {
+        /// The file.
+        path: PathBuf,
+        /// Why it is refused.
+        source: CheckpointError,
     },
     /// See [`SkipsError`].
     #[error(transparent)]

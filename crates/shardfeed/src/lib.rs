@@ -47,6 +47,7 @@ mod explain; // a step                   -> files, row groups, rows, tokens
 mod verify; // a source                  -> every damaged place
 mod state_file; // a state              <-> a file, whole or not at all
 mod loader; // engine and state          -> one rank's stream; whole files -> LMBatches
+mod shard; // any data set            -> one worker's samples
 pub mod sample; // made-up data for the demo, the examples and the tests
 
 pub use array::Array;
@@ -62,16 +63,21 @@ pub use loader::{
     TokenLoaderBuilder,
 };
 pub use scan::{ScanOptions, ScanReport, scan};
+pub use shard::{
+    Dataset, Element, StreamCoordinator, StreamingConfig, StreamingShardIterator, StreamingShardLoader,
+    StreamingStats, Tensor, TensorDataset, read_checkpoint, write_checkpoint,
+};
 pub use source::Source;
 pub use state_file::{read_state, write_state};
 pub use stats::LoaderStats;
 pub use verify::{Damage, VerifyOptions, VerifyReport, is_exactly_once, verify};
 
 pub use shardfeed_plan::{
-    Basis, DataFile, EpochOrder, EpochPlan, FileShardError, Fingerprint, IdType, Manifest, MemoryNeeds,
-    Packing, PageChecksum, PageChecksums, PlanError, PlanReport, Rank, RankError, RankLoad, RankMemory,
-    RowGroup, SettingsError, SettingsRequest, ShuffleQuality, SkipsError, Spread, StateError, StreamSettings,
-    StreamState, Tail, TokenColumn, WORLD_SIZE_MAX, key, mix,
+    Assignment, Basis, CheckpointError, CheckpointState, DataFile, Deal, DealError, Deals, EpochOrder,
+    EpochPlan, FileShardError, Fingerprint, IdType, Manifest, MemoryNeeds, Packing, PageChecksum,
+    PageChecksums, PartitionError, PartitionStrategy, PlanError, PlanReport, Rank, RankError, RankLoad,
+    RankMemory, RowGroup, SettingsError, SettingsRequest, ShuffleQuality, SkipsError, Spread, StateError,
+    StreamSettings, StreamState, Tail, TokenColumn, WORLD_SIZE_MAX, key, mix,
 };
 
 /// The examples of the README are run as tests.

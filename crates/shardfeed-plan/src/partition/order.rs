@@ -62,6 +62,7 @@ impl SampleOrder {
     }
 
     /// Index in the data set of the worker's sample `position`; `None` past the last.
+    #[inline]
     pub fn index(&self, position: u64) -> Option<u64> {
         if position >= self.len {
             return None;

@@ -142,6 +142,20 @@ pub enum PartitionError {
         /// Its index.
         row: u64,
     },
+    /// Samples dealt that nobody has.
+    #[error(
+        "samples {start}..{end} of worker {origin} are dealt, which has {len}; the deal belongs to another run"
+    )]
+    Dealt {
+        /// Whose they should have been at first.
+        origin: u32,
+        /// The first.
+        start: u64,
+        /// One past the last.
+        end: u64,
+        /// How many it has; none, if there is no such worker.
+        len: u64,
+    },
     /// A label that is no class.
     #[error("sample {row} has label {label}, where labels go from 0 to {}; correct it, or num_classes", num_classes - 1)]
     Label {

@@ -1,0 +1,266 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{Assignment, DealtOrder, Facts, Needs, Partition, PartitionStrategy, Rank};
+
+/// Where one worker's stream of samples stands, and what must be the same to go on there.
+///
+/// Small whatever was processed: that is kept as ranges of positions in the worker's own order, one of them unless
+/// several threads were at work.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CheckpointState {
+    /// Version of the stored form: [`CHECKPOINT_FORMAT`].
+    format: u32,
+    /// The epoch.
+    pub epoch: u64,
+    /// The first position of the worker's order that was not handed out.
+    pub position: usize,
+    /// What the order is shuffled by.
+    pub shuffle_seed: Option<u64>,
+    /// The worker.
+    pub rank: usize,
+    /// When the checkpoint was taken, in seconds since 1970.
+    pub timestamp: u64,
+    /// Workers there were.
+    pub world_size: usize,
+    /// The trainer's step that it belongs to, if one was named.
+    pub step: Option<u64>,
+    /// How samples are divided.
+    pub strategy: PartitionStrategy,
+    /// Samples of the data set, and what else tells it from others; 0 if nothing does.
+    pub samples: usize,
+    /// See `samples`.
+    pub fingerprint: u64,
+    /// Whether samples have keys that they are hashed by.
+    keyed: bool,
+    /// Ranges of positions that were handed out, ascending and apart.
+    processed: Vec<(u64, u64)>,
+    /// What the worker has, if samples were dealt again.
+    assignment: Option<Assignment>,
+    /// Who gets which samples, as long as somebody knows that saw the data.
+    #[serde(skip)]
+    partition: Option<Partition>,
+}
+
+/// The version of the stored form of a [`CheckpointState`].
+pub const CHECKPOINT_FORMAT: u32 = 1;
+
+/// What a stream is, as far as it must be the same for a checkpoint to go on in it.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamIdentity<'a> {
+    /// The worker.
+    pub rank: Rank,
+    /// What the order is shuffled by.
+    pub shuffle_seed: Option<u64>,
+    /// How samples are divided.
+    pub strategy: &'a PartitionStrategy,
+    /// Samples of the data set.
+    pub samples: u64,
+    /// What else tells it from others; 0 if nothing does.
+    pub fingerprint: u64,
+    /// Whether they have keys that they are hashed by.
+    pub keyed: bool,
+}
+
+/// Where a stream stands.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    /// The epoch.
+    pub epoch: u64,
+    /// Ranges of positions that were handed out, ascending and apart.
+    pub processed: Vec<(u64, u64)>,
+    /// What the worker has, if samples were dealt again.
+    pub assignment: Option<Assignment>,
+    /// The trainer's step.
+    pub step: Option<u64>,
+    /// In seconds since 1970.
+    pub timestamp: u64,
+}
+
+/// Why a checkpoint is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CheckpointError {
+    /// Not the stored form of a checkpoint.
+    #[error("not a checkpoint: {0}; use one written by this program, or begin anew")]
+    Damaged(String),
+    /// Written by another release.
+    #[error(
+        "a checkpoint of format {found}, this release reads {CHECKPOINT_FORMAT}; use the release that wrote it"
+    )]
+    Format {
+        /// What it says.
+        found: u32,
+    },
+    /// Of another stream.
+    #[error(
+        "the checkpoint is of another stream: its {what} is {theirs}, here it is {ours}; give the same, or begin anew"
+    )]
+    Differs {
+        /// What differs.
+        what: &'static str,
+        /// In the checkpoint.
+        theirs: String,
+        /// In the stream.
+        ours: String,
+    },
+    /// Positions cannot be told from the checkpoint alone.
+    #[error(
+        "which samples were processed depends on the {0} of the data set, which this checkpoint does not have; \
+         restore it into a loader and ask that one's checkpoint"
+    )]
+    NeedsData(&'static str),
+}
+
+impl CheckpointState {
+    /// The checkpoint of a stream that stands there.
+    pub fn new(stream: &StreamIdentity, progress: Progress, partition: &Partition) -> Self {
+        let Progress { epoch, processed, assignment, step, timestamp } = progress;
+        Self {
+            format: CHECKPOINT_FORMAT,
+            epoch,
+            position: position(&processed) as usize,
+            shuffle_seed: stream.shuffle_seed,
+            rank: stream.rank.index() as usize,
+            timestamp,
+            world_size: stream.rank.world_size() as usize,
+            step,
+            strategy: stream.strategy.clone(),
+            samples: stream.samples as usize,
+            fingerprint: stream.fingerprint,
+            keyed: stream.keyed,
+            processed,
+            assignment,
+            partition: Some(partition.clone()),
+        }
+    }
+
+    /// As JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and names")
+    }
+
+    /// From JSON. Everything is checked that can be without the stream.
+    pub fn from_json(json: &str) -> Result<Self, CheckpointError> {
+        #[derive(Deserialize)]
+        struct Version {
+            format: u32,
+        }
+        let damaged = |error: serde_json::Error| CheckpointError::Damaged(error.to_string());
+        let Version { format } = serde_json::from_str(json).map_err(damaged)?;
+        if format != CHECKPOINT_FORMAT {
+            return Err(CheckpointError::Format { found: format });
+        }
+        let state: Self = serde_json::from_str(json).map_err(damaged)?;
+        let mut end = None;
+        for &(start, stop) in &state.processed {
+            if start >= stop || end.is_some_and(|end| start <= end) {
+                let reason =
+                    format!("processed positions {start}..{stop} cannot follow others up to {end:?}");
+                return Err(CheckpointError::Damaged(reason));
+            }
+            end = Some(stop);
+        }
+        if state.position as u64 != position(&state.processed) {
+            let reason = format!("position {} is not where the processed ones end", state.position);
+            return Err(CheckpointError::Damaged(reason));
+        }
+        if state.processed.len() > GAPS_MAX {
+            return Err(CheckpointError::Damaged(format!("{} ranges of positions", state.processed.len())));
+        }
+        Ok(state)
+    }
+
+    /// Refuses to go on in another stream, or past its end.
+    pub fn check(&self, stream: &StreamIdentity) -> Result<(), CheckpointError> {
+        fn same<T: PartialEq + std::fmt::Debug>(
+            what: &'static str,
+            theirs: &T,
+            ours: &T,
+        ) -> Result<(), CheckpointError> {
+            if theirs == ours {
+                return Ok(());
+            }
+            Err(CheckpointError::Differs { what, theirs: format!("{theirs:?}"), ours: format!("{ours:?}") })
+        }
+        same("rank", &self.rank, &(stream.rank.index() as usize))?;
+        same("world size", &self.world_size, &(stream.rank.world_size() as usize))?;
+        same("shuffle seed", &self.shuffle_seed, &stream.shuffle_seed)?;
+        same("strategy", &self.strategy, stream.strategy)?;
+        same("use of keys", &self.keyed, &stream.keyed)?;
+        same("number of samples", &(self.samples as u64), &stream.samples)?;
+        if self.fingerprint != 0 && stream.fingerprint != 0 {
+            same("data fingerprint", &self.fingerprint, &stream.fingerprint)?;
+        }
+        Ok(())
+    }
+
+    /// Ranges of positions in the worker's order that were handed out: from, up to and without. Ascending and apart.
+    pub fn processed(&self) -> &[(u64, u64)] {
+        &self.processed
+    }
+
+    /// How many samples were handed out.
+    pub fn processed_count(&self) -> u64 {
+        self.processed.iter().map(|(start, end)| end - start).sum()
+    }
+
+    /// What the worker has, if samples were dealt again.
+    pub fn assignment(&self) -> Option<&Assignment> {
+        self.assignment.as_ref()
+    }
+
+    /// Indexes in the data set of the samples that were handed out, in the worker's order.
+    ///
+    /// # Panics
+    /// If the checkpoint was read from somewhere and its strategy goes by labels or keys of the data: see
+    /// [`try_processed_indices`](Self::try_processed_indices).
+    pub fn processed_indices(&self) -> impl Iterator<Item = usize> + use<> {
+        self.try_processed_indices().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The same, or why they cannot be told.
+    pub fn try_processed_indices(&self) -> Result<impl Iterator<Item = usize> + use<>, CheckpointError> {
+        let damaged = |error: crate::PartitionError| CheckpointError::Damaged(error.to_string());
+        let partition = match (&self.partition, self.strategy.needs()) {
+            (Some(partition), _) => partition.clone(),
+            (None, Needs::Labels) => return Err(CheckpointError::NeedsData("labels")),
+            (None, Needs::Keys) if self.keyed => return Err(CheckpointError::NeedsData("keys")),
+            (None, _) => {
+                let world_size = u32::try_from(self.world_size).unwrap_or(u32::MAX);
+                Partition::new(
+                    &self.strategy,
+                    self.samples as u64,
+                    world_size,
+                    self.shuffle_seed,
+                    Facts::None,
+                )
+                .map_err(damaged)?
+            }
+        };
+        let rank = u32::try_from(self.rank).unwrap_or(u32::MAX);
+        let assignment = match &self.assignment {
+            Some(assignment) => assignment.clone(),
+            None => {
+                let rank = Rank::new(rank, partition.world_size());
+                let rank = rank.map_err(|error| CheckpointError::Damaged(error.to_string()))?;
+                Assignment::whole(rank.index(), partition.order(rank, self.epoch).len())
+            }
+        };
+        let order = DealtOrder::new(&partition, self.epoch, assignment).map_err(damaged)?;
+        let positions = self.processed.clone().into_iter().flat_map(|(start, end)| start..end);
+        Ok(positions.map_while(move |position| Some(order.index(position)?.0 as usize)))
+    }
+}
+
+/// Far more threads than anybody has: each may leave a gap.
+const GAPS_MAX: usize = 1 << 16;
+
+/// The first that was not handed out.
+fn position(processed: &[(u64, u64)]) -> u64 {
+    processed.first().filter(|(start, _)| *start == 0).map_or(0, |(_, end)| *end)
+}
+
+impl PartialEq for CheckpointState {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_json() == other.to_json()
+    }
+}

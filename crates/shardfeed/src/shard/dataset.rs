@@ -1,0 +1,116 @@
+use std::borrow::Cow;
+
+use super::tensor::{Element, Tensor};
+use crate::{Error, Result};
+
+/// Samples that are asked for by their index, from several threads at once.
+pub trait Dataset: Send + Sync {
+    /// What `get` gives.
+    type Sample: Send;
+
+    /// Samples there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A sample. Asked again, it is the same.
+    fn get(&self, index: usize) -> Result<Self::Sample>;
+
+    /// The class of a sample, for strategies that need one. `None`: it has no label.
+    fn label(&self, _index: usize) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
+    /// What a sample is hashed by. `None`: by its index.
+    fn key(&self, _index: usize) -> Result<Option<Cow<'_, [u8]>>> {
+        Ok(None)
+    }
+
+    /// Whether samples have keys at all: asking each would cost a pass over the data.
+    fn has_keys(&self) -> bool {
+        false
+    }
+
+    /// Whether a sample comes from another machine. Only counted.
+    fn is_remote(&self, _index: usize) -> bool {
+        false
+    }
+
+    /// Tells one data set from another of the same length, so that a checkpoint is not restored into the wrong one. 0:
+    /// nobody knows.
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+
+    /// Refuses what was put together wrongly. Called once, before anything else.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Features and labels in memory, a row of each for each sample. Clones share them.
+///
+/// ```
+/// use shardfeed::{Dataset, Tensor, TensorDataset};
+///
+/// let images = Tensor::<u8>::from_vec(vec![0; 10 * 28 * 28], &[10, 28, 28])?;
+/// let classes = Tensor::<i64>::from_vec((0..10).collect(), &[10])?;
+/// let dataset = TensorDataset::new(images, classes);
+/// let (image, class) = dataset.get(7)?;
+/// assert_eq!((image.shape(), class.as_slice()), (&[28, 28][..], &[7][..]));
+/// # Ok::<(), shardfeed::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct TensorDataset<F, L> {
+    features: Tensor<F>,
+    labels: Tensor<L>,
+}
+
+impl<F: Element, L: Element> TensorDataset<F, L> {
+    /// Of as many features as labels; a loader refuses others.
+    pub fn new(features: Tensor<F>, labels: Tensor<L>) -> Self {
+        Self { features, labels }
+    }
+}
+
+impl<F: Element, L: Element> Dataset for TensorDataset<F, L> {
+    type Sample = (Tensor<F>, Tensor<L>);
+
+    fn len(&self) -> usize {
+        self.features.rows()
+    }
+
+    fn get(&self, index: usize) -> Result<Self::Sample> {
+        match (self.features.row(index), self.labels.row(index)) {
+            (Some(features), Some(label)) => Ok((features, label)),
+            _ => Err(Error::Invalid(format!("sample {index} does not exist; there are {}", self.len()))),
+        }
+    }
+
+    fn label(&self, index: usize) -> Result<Option<u64>> {
+        let Some(label) = self.labels.row(index) else { return Ok(None) };
+        match *label.as_slice() {
+            [label] => label.class().map(Some).ok_or_else(|| {
+                Error::Invalid(format!(
+                    "the label of sample {index} is no class; classes are whole numbers from 0 on"
+                ))
+            }),
+            // A vector, or nothing at all.
+            _ => Ok(None),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.features.rows() == self.labels.rows() {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "{} rows of features and {} of labels; give as many of each",
+            self.features.rows(),
+            self.labels.rows()
+        )))
+    }
+}

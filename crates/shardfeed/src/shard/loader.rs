@@ -1,0 +1,412 @@
+use std::borrow::Borrow;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Instant, SystemTime};
+
+use shardfeed_plan::{
+    Assignment, CheckpointError, CheckpointState, Classes, Facts, Needs, Owners, Partition,
+    PartitionStrategy, Progress, StreamIdentity,
+};
+
+use super::checkpoint_file::write_checkpoint;
+use super::config::StreamingConfig;
+use super::coordinator::StreamCoordinator;
+use super::dataset::Dataset;
+use super::meter::{Meter, StreamingStats};
+use super::queue::{Claim, Done, Pace, Queue, Snapshot, Stream, Ticket};
+use super::stream::ShardStream;
+use crate::{Error, Result, foreign};
+
+/// One worker's samples of a data set, one after another, in an order that depends on the configuration and the epoch
+/// alone.
+///
+/// Shared by threads: each sample goes to one of them, in order. Some are loaded in the background before they are asked
+/// for.
+///
+/// ```
+/// use shardfeed::{StreamingConfig, StreamingShardLoader, Tensor, TensorDataset};
+///
+/// let features = Tensor::<f32>::from_vec((0..100).map(|i| i as f32).collect(), &[100, 1])?;
+/// let labels = Tensor::<i64>::from_vec(vec![0; 100], &[100])?;
+/// let config = StreamingConfig::new(4, 1)?.with_shuffle_seed(7);
+/// let loader = StreamingShardLoader::new(TensorDataset::new(features, labels), config)?;
+/// assert_eq!(loader.len(), 25);
+/// while let Some((features, _label)) = loader.next()? {
+///     assert_eq!(features.shape(), [1]);
+/// }
+/// # Ok::<(), shardfeed::Error>(())
+/// ```
+pub struct StreamingShardLoader<D: Dataset> {
+    shared: Arc<Shared<D>>,
+    coordinator: Option<Arc<StreamCoordinator>>,
+    saved: Mutex<Saved>,
+    /// A checkpoint could not be saved: whoever asks next is told, and loses no sample by it.
+    has_complaint: AtomicBool,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the threads share that load ahead.
+struct Shared<D: Dataset> {
+    dataset: D,
+    config: StreamingConfig,
+    partition: Partition,
+    keyed: bool,
+    queue: Queue<ShardStream, D::Sample>,
+    meter: Meter,
+}
+
+/// Checkpoints are saved one at a time, and none after one that is further on, or after the stream was restarted.
+#[derive(Default)]
+struct Saved {
+    /// The stream, as snapshots number it.
+    stream: u64,
+    /// Samples of it that were handed out when the last checkpoint was taken.
+    handed_out: u64,
+    complaint: Option<Error>,
+}
+
+impl<D: Dataset + 'static> StreamingShardLoader<D> {
+    /// The samples of the configuration's worker, from the beginning of epoch 0 on.
+    pub fn new(dataset: D, config: StreamingConfig) -> Result<Self> {
+        config.validate()?;
+        dataset.check()?;
+        let rank = config.rank();
+        let facts = facts_of(&dataset, config.partition_strategy(), rank.world_size())?;
+        let keyed = matches!(facts, Facts::Owners(_));
+        let partition = Partition::new(
+            config.partition_strategy(),
+            dataset.len() as u64,
+            rank.world_size(),
+            config.shuffle_seed(),
+            facts,
+        )?;
+        let pace = Pace {
+            ahead_max: config.prefetch_buffer_size() as u64,
+            snapshot_every: config.checkpoint_interval().map(|interval| interval as u64),
+        };
+        let queue = Queue::new(ShardStream::new(&partition, rank, 0), pace);
+        let shared = Arc::new(Shared { dataset, config, partition, keyed, queue, meter: Meter::default() });
+        let mut loader = Self {
+            shared,
+            coordinator: None,
+            saved: Mutex::default(),
+            has_complaint: AtomicBool::new(false),
+            threads: Vec::new(),
+        };
+        if pace.ahead_max > 0 {
+            loader.start_threads()?;
+        }
+        Ok(loader)
+    }
+
+    fn start_threads(&mut self) -> Result<()> {
+        for index in 0..self.shared.config.prefetch_threads() {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new()
+                .name(format!("shardfeed-load-{index}"))
+                .spawn(move || {
+                    while let Some(ahead) = shared.queue.next_ahead() {
+                        shared.queue.put(ahead, shared.load_ahead(ahead.index));
+                    }
+                })
+                .map_err(|error| Error::Invalid(format!("cannot start loading thread {index}: {error}")))?;
+            self.threads.push(thread);
+        }
+        Ok(())
+    }
+}
+
+impl<D: Dataset> StreamingShardLoader<D> {
+    /// Hands checkpoints to this coordinator.
+    pub fn with_coordinator(mut self, coordinator: Arc<StreamCoordinator>) -> Self {
+        self.coordinator = Some(coordinator);
+        self
+    }
+
+    /// The next sample; `None` when the epoch is over.
+    ///
+    /// If it cannot be loaded, the next call tries the same one again. A checkpoint that could not be saved is an error
+    /// of the call after it: no sample is lost by it.
+    pub fn next(&self) -> Result<Option<D::Sample>> {
+        if self.has_complaint.load(Relaxed) {
+            self.complain()?;
+        }
+        let Shared { queue, meter, dataset, .. } = &*self.shared;
+        meter.begin();
+        let mut waits_since = None;
+        let claim = queue.claim(|| {
+            waits_since.get_or_insert_with(Instant::now);
+        });
+        if let Some(since) = waits_since {
+            meter.waited(since);
+        }
+        let (place, sample, snapshot) = match claim {
+            Claim::End => return Ok(None),
+            Claim::Ready(place, sample, snapshot) => (place, sample, snapshot),
+            Claim::Load(ticket) => {
+                // Given back if the data set panics, too.
+                let claimed = Claimed { queue, ticket: Some(ticket) };
+                let index = ticket.place.index as usize;
+                let sample = meter.load_for_caller(ticket.position, || dataset.get(index))?;
+                (ticket.place, sample, claimed.done())
+            }
+        };
+        if !place.is_foreign && dataset.is_remote(place.index as usize) {
+            meter.remote.fetch_add(1, Relaxed);
+        }
+        if let Some(snapshot) = snapshot {
+            let state = self.checkpoint(&snapshot, None);
+            if let Err(error) = self.save(&snapshot, state) {
+                self.saved().complaint = Some(error);
+                self.has_complaint.store(true, Relaxed);
+            }
+        }
+        Ok(Some(sample))
+    }
+
+    fn complain(&self) -> Result<()> {
+        self.has_complaint.store(false, Relaxed);
+        self.saved().complaint.take().map_or(Ok(()), Err)
+    }
+
+    /// Returns when `samples` are loaded, or all that are left: the calls of `next` that follow find them there.
+    pub fn prefetch(&self, samples: usize) -> Result<()> {
+        self.shared.queue.fill(samples as u64, |index| self.shared.load_ahead(index));
+        Ok(())
+    }
+
+    /// Samples assigned to this worker in the epoch.
+    pub fn len(&self) -> usize {
+        self.shared.queue.snapshot().stream.len() as usize
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The epoch.
+    pub fn epoch(&self) -> u64 {
+        self.shared.queue.snapshot().stream.epoch
+    }
+
+    /// Back to the beginning of the epoch; or, if all of it was handed out, on to the beginning of the next.
+    pub fn reset(&self) {
+        let Snapshot { stream, done, .. } = self.shared.queue.snapshot();
+        let is_over = done.count() == stream.len();
+        self.set_epoch(stream.epoch + u64::from(is_over));
+    }
+
+    /// To the beginning of an epoch.
+    pub fn set_epoch(&self, epoch: u64) {
+        let Shared { partition, config, .. } = &*self.shared;
+        let stream = ShardStream::new(partition, config.rank(), epoch);
+        self.restart(stream, Done::default());
+    }
+
+    fn restart(&self, stream: ShardStream, done: Done) {
+        let mut saved = self.saved();
+        saved.stream = self.shared.queue.restart(stream, done);
+        saved.handed_out = 0;
+    }
+
+    /// Where the stream stands.
+    pub fn get_checkpoint(&self) -> CheckpointState {
+        self.checkpoint(&self.shared.queue.snapshot(), None)
+    }
+
+    /// Continues with exactly the next sample. Refuses the checkpoint of another stream.
+    pub fn restore_from_checkpoint(&self, state: impl Borrow<CheckpointState>) -> Result<()> {
+        let state = state.borrow();
+        let Shared { partition, config, .. } = &*self.shared;
+        state.check(&self.identity())?;
+        let stream = match state.assignment() {
+            None => ShardStream::new(partition, config.rank(), state.epoch),
+            Some(assignment) => ShardStream::dealt(partition, config.rank(), state.epoch, assignment)?,
+        };
+        if let Some(&(_, end)) = state.processed().last().filter(|(_, end)| *end > stream.len()) {
+            let reason = format!("{end} positions of {} are processed", stream.len());
+            return Err(CheckpointError::Damaged(reason).into());
+        }
+        self.restart(stream, Done::of_ranges(state.processed()));
+        Ok(())
+    }
+
+    /// Everything handed out so far counts as done: the coordinator and the file know it, if there are any.
+    pub fn commit(&self) -> Result<()> {
+        self.commit_as(None)
+    }
+
+    /// The same, as of a step of the trainer.
+    pub fn commit_step(&self, step: u64) -> Result<()> {
+        self.commit_as(Some(step))
+    }
+
+    fn commit_as(&self, step: Option<u64>) -> Result<()> {
+        self.complain()?;
+        let snapshot = self.shared.queue.snapshot();
+        let state = self.checkpoint(&snapshot, step);
+        self.save(&snapshot, state)
+    }
+
+    /// Takes other samples from now on, since they were dealt again. What was handed out must be in it as it was.
+    pub fn adopt(&self, assignment: &Assignment) -> Result<()> {
+        let Shared { partition, config, queue, .. } = &*self.shared;
+        let epoch = self.epoch();
+        if queue.exchange(ShardStream::dealt(partition, config.rank(), epoch, assignment)?) {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "worker {} was dealt other samples than it has handed out; deal with what it took",
+            config.rank().index()
+        )))
+    }
+
+    /// What the loader did so far.
+    pub fn get_stats(&self) -> StreamingStats {
+        self.shared.meter.stats(self.shared.queue.counts())
+    }
+
+    /// The data set.
+    pub fn dataset(&self) -> &D {
+        &self.shared.dataset
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &StreamingConfig {
+        &self.shared.config
+    }
+
+    fn identity(&self) -> StreamIdentity<'_> {
+        let Shared { dataset, config, partition, keyed, .. } = &*self.shared;
+        StreamIdentity {
+            rank: config.rank(),
+            shuffle_seed: config.shuffle_seed(),
+            strategy: config.partition_strategy(),
+            samples: partition.len(),
+            fingerprint: dataset.fingerprint(),
+            keyed: *keyed,
+        }
+    }
+
+    fn checkpoint(&self, snapshot: &Snapshot<ShardStream>, step: Option<u64>) -> CheckpointState {
+        let Snapshot { stream, done, .. } = snapshot;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let progress = Progress {
+            epoch: stream.epoch,
+            processed: done.ranges(),
+            assignment: stream.assignment().cloned(),
+            step,
+            timestamp: now.as_secs(),
+        };
+        CheckpointState::new(&self.identity(), progress, &self.shared.partition)
+    }
+
+    /// Hands it on, unless a later one was.
+    fn save(&self, snapshot: &Snapshot<ShardStream>, state: CheckpointState) -> Result<()> {
+        let handed_out = snapshot.done.count();
+        let mut saved = self.saved();
+        if saved.stream != snapshot.number || saved.handed_out > handed_out {
+            return Ok(());
+        }
+        self.shared.meter.checkpoints.fetch_add(1, Relaxed);
+        if let Some(path) = self.shared.config.checkpoint_path() {
+            write_checkpoint(path, &state)?;
+        }
+        if let Some(coordinator) = &self.coordinator {
+            coordinator.register_checkpoint(state.rank, state)?;
+        }
+        saved.handed_out = handed_out;
+        Ok(())
+    }
+
+    fn saved(&self) -> MutexGuard<'_, Saved> {
+        self.saved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<D: Dataset> Drop for StreamingShardLoader<D> {
+    fn drop(&mut self) {
+        self.shared.queue.close();
+        for thread in self.threads.drain(..) {
+            // Panics of the data set are caught.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<D: Dataset> Shared<D> {
+    /// `None` if it cannot be loaded: whoever asks for it will see why.
+    fn load_ahead(&self, index: u64) -> Option<D::Sample> {
+        foreign::call(|| self.meter.load(|| self.dataset.get(index as usize))).ok()?.ok()
+    }
+}
+
+/// A position that a caller loads. Goes back unless it is done.
+struct Claimed<'a, T> {
+    queue: &'a Queue<ShardStream, T>,
+    ticket: Option<Ticket>,
+}
+
+impl<T> Claimed<'_, T> {
+    fn done(mut self) -> Option<Box<Snapshot<ShardStream>>> {
+        self.queue.done(self.ticket.take()?)
+    }
+}
+
+impl<T> Drop for Claimed<'_, T> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.queue.failed(ticket);
+        }
+    }
+}
+
+/// What the strategy has to know of every sample.
+fn facts_of<D: Dataset>(dataset: &D, strategy: &PartitionStrategy, world_size: u32) -> Result<Facts> {
+    match (strategy.needs(), strategy.base()) {
+        (Needs::Keys, &PartitionStrategy::HashBased { num_partitions, hash_seed }) if dataset.has_keys() => {
+            let mut owners = Owners::new(num_partitions, hash_seed, world_size);
+            for index in 0..dataset.len() {
+                owners.push(dataset.key(index)?.as_deref());
+            }
+            Ok(Facts::Owners(Arc::new(owners)))
+        }
+        (Needs::Labels, &PartitionStrategy::Stratified { num_classes }) => {
+            let mut classes = Classes::new(num_classes);
+            for index in 0..dataset.len() {
+                classes.push(dataset.label(index)?)?;
+            }
+            Ok(Facts::Classes(Arc::new(classes)))
+        }
+        _ => Ok(Facts::None),
+    }
+}
+
+/// The samples of a shard loader up to the end of its epoch.
+///
+/// Iterators over one loader share its samples: each goes to one of them.
+pub struct StreamingShardIterator<D: Dataset> {
+    loader: Arc<StreamingShardLoader<D>>,
+}
+
+impl<D: Dataset> StreamingShardIterator<D> {
+    /// Over what is left of the loader's epoch.
+    pub fn new(loader: Arc<StreamingShardLoader<D>>) -> Self {
+        Self { loader }
+    }
+
+    /// The loader.
+    pub fn loader(&self) -> &Arc<StreamingShardLoader<D>> {
+        &self.loader
+    }
+}
+
+impl<D: Dataset> Iterator for StreamingShardIterator<D> {
+    type Item = Result<D::Sample>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.loader.next().transpose()
+    }
+}

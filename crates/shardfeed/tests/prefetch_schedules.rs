@@ -1,0 +1,218 @@
+//! The queue of the shard loader under a scheduler that explores what threads may do: each position is handed out once,
+//! in order for each caller, and nobody waits for ever.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use shuttle::sync::{Arc, Condvar, Mutex};
+use shuttle::thread;
+
+/// What the queue is built on, here.
+mod sync {
+    pub use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    pub use std::sync::PoisonError;
+}
+
+#[path = "../src/shard/queue.rs"]
+#[allow(dead_code)] // Not everything is called here.
+mod queue;
+
+use queue::{Claim, Done, Pace, Place, Queue, Stream};
+
+/// Positions of one version of a stream.
+#[derive(Clone, Debug)]
+struct Numbers {
+    len: u64,
+    version: u64,
+}
+
+impl Stream for Numbers {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn place(&self, position: u64) -> Place {
+        assert!(position < self.len);
+        Place { index: self.version * 1000 + position, is_foreign: false }
+    }
+
+    fn is_same_until(&self, other: &Self, position: u64) -> bool {
+        position == 0 || self.version == other.version
+    }
+}
+
+/// Loads ahead until the queue is closed. Every third sample cannot be loaded that way.
+fn load_ahead(queue: &Queue<Numbers, u64>) {
+    while let Some(ahead) = queue.next_ahead() {
+        queue.put(ahead, (ahead.index % 3 != 2).then_some(ahead.index));
+    }
+}
+
+/// What a caller gets up to the end. Every fourth load fails the first time.
+fn take_all(queue: &Queue<Numbers, u64>, failed: &AtomicU64) -> Vec<u64> {
+    let mut taken = Vec::new();
+    loop {
+        match queue.claim(|| ()) {
+            Claim::End => return taken,
+            Claim::Ready(place, item, _) => {
+                assert_eq!(place.index, item);
+                taken.push(item);
+            }
+            Claim::Load(ticket)
+                if ticket.position % 4 == 1
+                    && failed.fetch_or(1 << ticket.position, Relaxed) >> ticket.position & 1 == 0 =>
+            {
+                queue.failed(ticket);
+            }
+            Claim::Load(ticket) => {
+                taken.push(ticket.place.index);
+                queue.done(ticket);
+            }
+        }
+    }
+}
+
+fn start<R: Send + 'static>(
+    queue: &Arc<Queue<Numbers, u64>>,
+    work: impl FnOnce(&Queue<Numbers, u64>) -> R + Send + 'static,
+) -> thread::JoinHandle<R> {
+    let queue = Arc::clone(queue);
+    thread::spawn(move || work(&queue))
+}
+
+fn explore(iterations: usize, test: impl Fn() + Send + Sync + 'static) {
+    let test = std::sync::Arc::new(test);
+    let run = std::sync::Arc::clone(&test);
+    shuttle::check_random(move || run(), iterations);
+    shuttle::check_pct(move || test(), iterations, 3);
+}
+
+#[test]
+fn each_position_goes_to_one_caller() {
+    explore(3000, || {
+        let pace = Pace { ahead_max: 2, snapshot_every: Some(3) };
+        let queue = Arc::new(Queue::new(Numbers { len: 8, version: 0 }, pace));
+        let failed = Arc::new(AtomicU64::new(0));
+        let loaders = [start(&queue, load_ahead), start(&queue, load_ahead)];
+        let callers: Vec<_> = (0..2)
+            .map(|_| {
+                let failed = Arc::clone(&failed);
+                start(&queue, move |queue| take_all(queue, &failed))
+            })
+            .collect();
+        let taken: Vec<Vec<u64>> = callers.into_iter().map(|caller| caller.join().unwrap()).collect();
+        // Somebody may have given a position back after all others went home.
+        let mut all: Vec<u64> = taken.concat();
+        all.extend(take_all(&queue, &failed));
+        all.sort_unstable();
+        assert_eq!(all, (0..8).collect::<Vec<_>>());
+        assert_eq!(queue.snapshot().done.ranges(), [(0, 8)]);
+        let counts = queue.counts();
+        assert_eq!((counts.handed_out, counts.hits + counts.misses), (8, 8));
+        queue.close();
+        for loader in loaders {
+            loader.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn filling_ends_and_what_was_filled_is_there() {
+    explore(3000, || {
+        let queue =
+            Arc::new(Queue::new(Numbers { len: 6, version: 0 }, Pace { ahead_max: 1, ..Pace::default() }));
+        let loader = start(&queue, |queue| {
+            while let Some(ahead) = queue.next_ahead() {
+                queue.put(ahead, Some(ahead.index));
+            }
+        });
+        let other = start(&queue, |queue| queue.fill(2, Some));
+        queue.fill(4, Some);
+        for expected in 0..4 {
+            assert!(
+                matches!(queue.claim(|| panic!("it waits")), Claim::Ready(_, item, _) if item == expected)
+            );
+        }
+        queue.fill(100, Some);
+        assert_eq!(queue.counts().misses, 0);
+        assert_eq!(take_all(&queue, &AtomicU64::new(u64::MAX)), [4, 5]);
+        assert_eq!(queue.counts().hits, 6);
+        other.join().unwrap();
+        queue.close();
+        loader.join().unwrap();
+    });
+}
+
+#[test]
+fn when_something_is_taken_the_next_is_loaded_without_anybody_asking() {
+    explore(1000, || {
+        let queue =
+            Arc::new(Queue::new(Numbers { len: 5, version: 0 }, Pace { ahead_max: 2, ..Pace::default() }));
+        let loaded = Arc::new((Mutex::new(0), Condvar::new()));
+        let loader = {
+            let loaded = Arc::clone(&loaded);
+            start(&queue, move |queue| {
+                while let Some(ahead) = queue.next_ahead() {
+                    queue.put(ahead, Some(ahead.index));
+                    *loaded.0.lock().unwrap() += 1;
+                    loaded.1.notify_all();
+                }
+            })
+        };
+        for taken in 0..5 {
+            let mut count = loaded.0.lock().unwrap();
+            while *count < (taken + 2).min(5) {
+                count = loaded.1.wait(count).unwrap();
+            }
+            drop(count);
+            assert!(matches!(queue.claim(|| ()), Claim::Ready(_, item, _) if item == taken));
+        }
+        queue.close();
+        loader.join().unwrap();
+    });
+}
+
+#[test]
+fn a_restart_and_an_exchange_leave_nobody_waiting_and_nothing_of_the_old() {
+    explore(3000, || {
+        let pace = Pace { ahead_max: 3, ..Pace::default() };
+        let queue = Arc::new(Queue::new(Numbers { len: 5, version: 0 }, pace));
+        let loaders = [start(&queue, load_ahead), start(&queue, load_ahead)];
+        let caller = start(&queue, |queue| {
+            let mut taken = Vec::new();
+            for turn in 0..4 {
+                match queue.claim(|| ()) {
+                    Claim::Ready(place, item, _) => {
+                        assert_eq!(place.index, item);
+                        taken.push(item);
+                    }
+                    // What is given back after the restart is nobody's.
+                    Claim::Load(ticket) if turn % 2 == 0 => queue.failed(ticket),
+                    Claim::Load(ticket) => {
+                        taken.push(ticket.place.index);
+                        queue.done(ticket);
+                    }
+                    Claim::End => {}
+                }
+            }
+            taken
+        });
+        // Before anything was handed out it may be another stream; afterwards not.
+        let is_exchanged = queue.exchange(Numbers { len: 4, version: 2 });
+        queue.restart(Numbers { len: 6, version: 1 }, Done::of_ranges(&[(0, 1), (2, 3)]));
+        let taken = caller.join().unwrap();
+        let before_restart: Vec<u64> = taken.iter().copied().filter(|item| item / 1000 != 1).collect();
+        assert!(
+            before_restart.iter().all(|item| item / 1000 == if is_exchanged { 2 } else { 0 }),
+            "{taken:?}"
+        );
+        let mut all: Vec<u64> = taken.into_iter().filter(|item| item / 1000 == 1).collect();
+        all.extend(take_all(&queue, &AtomicU64::new(u64::MAX)));
+        all.sort_unstable();
+        assert_eq!(all, [1001, 1003, 1004, 1005]);
+        assert_eq!(queue.snapshot().done.ranges(), [(0, 6)]);
+        queue.close();
+        for loader in loaders {
+            loader.join().unwrap();
+        }
+    });
+}

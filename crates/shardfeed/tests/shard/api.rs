@@ -1,0 +1,79 @@
+//! As `API.md` has it.
+
+use std::sync::Arc;
+
+use shardfeed::{
+    PartitionStrategy, StreamCoordinator, StreamingConfig, StreamingShardIterator, StreamingShardLoader,
+    Tensor, TensorDataset,
+};
+
+#[test]
+fn the_examples_of_the_interface_run() -> Result<(), Box<dyn std::error::Error>> {
+    let coordinator = Arc::new(StreamCoordinator::new(StreamingConfig::new(4, 0)?)?);
+    coordinator.register_worker(0, vec![])?;
+
+    let features = Tensor::<f32>::from_vec(vec![1.0; 1000], &[1000, 1])?;
+    let labels = Tensor::<f32>::from_vec(vec![1.0; 1000], &[1000])?;
+    let dataset = TensorDataset::new(features, labels);
+    let config = StreamingConfig::new(4, 0)?
+        .with_partition_strategy(PartitionStrategy::HashBased { num_partitions: 16, hash_seed: 42 })
+        .with_prefetch_buffer_size(128)
+        .with_shuffle_seed(42)
+        .with_checkpointing(1000)
+        .with_fault_tolerance(2)
+        .with_dynamic_balancing(true);
+    config.validate()?;
+    let loader = StreamingShardLoader::new(dataset.clone(), config)?.with_coordinator(coordinator.clone());
+    let mut count = 0;
+    while let Some((features, labels)) = loader.next()? {
+        assert_eq!((features.shape(), labels.shape()), (&[1][..], &[][..]));
+        assert_eq!((features.as_slice(), labels.as_slice()), (&[1.0][..], &[1.0][..]));
+        count += 1;
+    }
+    assert_eq!(count, loader.len());
+    assert!((150..350).contains(&count), "{count}");
+    loader.reset();
+    let loader = Arc::new(loader);
+    for sample in StreamingShardIterator::new(Arc::clone(&loader)) {
+        let (features, _labels) = sample?;
+        assert_eq!(features.len(), 1);
+        count -= 1;
+    }
+    assert_eq!(count, 0);
+
+    let state = loader.get_checkpoint();
+    assert_eq!((state.epoch, state.position, state.shuffle_seed, state.rank), (1, loader.len(), Some(42), 0));
+    assert!(state.timestamp > 1_700_000_000);
+    assert_eq!(state.processed(), [(0, loader.len() as u64)]);
+    assert_eq!(state.processed_indices().count(), loader.len());
+    let stats = loader.get_stats();
+    assert_eq!(stats.samples_loaded as usize, 2 * loader.len());
+    assert_eq!((stats.local_samples, stats.remote_samples), (stats.samples_loaded, 0));
+    assert_eq!(stats.prefetch_hits + stats.prefetch_misses, stats.samples_loaded);
+    loader.prefetch(10)?;
+    assert!(loader.next()?.is_none());
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused_with_what_to_do() {
+    let tensor = |rows: usize| Tensor::<f32>::from_vec(vec![0.5; rows], &[rows]).unwrap();
+    let refused = |features: usize, labels: usize, strategy: PartitionStrategy| {
+        let dataset = TensorDataset::new(tensor(features), tensor(labels));
+        let config = StreamingConfig::new(2, 0).unwrap().with_partition_strategy(strategy);
+        StreamingShardLoader::new(dataset, config).err().unwrap().to_string()
+    };
+    let message = refused(10, 9, PartitionStrategy::RoundRobin);
+    assert!(message.contains("10 rows of features and 9 of labels"), "{message}");
+    let message = refused(10, 10, PartitionStrategy::Stratified { num_classes: 2 });
+    assert!(message.contains("sample 0 is no class"), "{message}");
+    let vectors = Tensor::<u8>::from_vec(vec![0; 20], &[10, 2]).unwrap();
+    let config = StreamingConfig::new(2, 0).unwrap();
+    let config = config.with_partition_strategy(PartitionStrategy::Stratified { num_classes: 2 });
+    let message =
+        StreamingShardLoader::new(TensorDataset::new(tensor(10), vectors), config.clone()).err().unwrap();
+    assert!(message.to_string().contains("sample 0 has no label"), "{message}");
+    let classes = Tensor::<u8>::from_vec((0..10).collect(), &[10]).unwrap();
+    let message = StreamingShardLoader::new(TensorDataset::new(tensor(10), classes), config).err().unwrap();
+    assert!(message.to_string().contains("sample 2 has label 2"), "{message}");
+}

@@ -1,0 +1,150 @@
+//! Loading ahead: what it promises, and what the statistics say of it.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use shardfeed::{Dataset, Error, Result, StreamingShardLoader};
+
+use crate::support::{Numbers, config, rest};
+
+/// What a sample takes at least.
+const DELAY: Duration = Duration::from_millis(4);
+
+fn slow(len: usize) -> Numbers {
+    Numbers { delay: DELAY, ..Numbers::new(len) }
+}
+
+#[test]
+fn without_it_every_sample_is_loaded_when_it_is_asked_for() {
+    let loader = StreamingShardLoader::new(slow(20), config(1, 0).with_prefetch_buffer_size(0)).unwrap();
+    assert!(loader.get_stats().worker_utilization >= 1.0);
+    let started = Instant::now();
+    assert_eq!(rest(&loader).len(), 20);
+    let at_most_us = started.elapsed().as_secs_f64() * 1e6;
+    let stats = loader.get_stats();
+    let elapsed_us = started.elapsed().as_secs_f64() * 1e6;
+    assert_eq!((stats.samples_loaded, stats.prefetch_hits, stats.prefetch_misses), (20, 0, 20));
+    // Each took as long as it sleeps, or longer; all of them no longer than everything.
+    let delay_us = DELAY.as_secs_f64() * 1e6;
+    assert!((delay_us..=at_most_us / 20.0).contains(&stats.avg_load_time_us), "{stats:?}");
+    // All of that was waiting.
+    let busy = 1.0 - 20.0 * stats.avg_load_time_us / elapsed_us;
+    assert!((0.0..=busy + 1e-9).contains(&stats.worker_utilization), "{stats:?} {busy}");
+    assert_eq!((stats.num_checkpoints, loader.dataset().loads.load(Relaxed)), (0, 20));
+}
+
+#[test]
+fn what_was_fetched_is_a_hit() {
+    for buffer in [0, 4, 100] {
+        let loader =
+            StreamingShardLoader::new(slow(12), config(1, 0).with_prefetch_buffer_size(buffer)).unwrap();
+        loader.prefetch(8).unwrap();
+        assert!(loader.dataset().loads.load(Relaxed) >= 8);
+        (0..8).for_each(|expected| assert_eq!(loader.next().unwrap(), Some(expected)));
+        let stats = loader.get_stats();
+        assert_eq!((stats.prefetch_hits, stats.prefetch_misses), (8, 0), "{buffer}");
+        // More than there are: all that are left.
+        loader.prefetch(1000).unwrap();
+        assert_eq!(rest(&loader), [8, 9, 10, 11]);
+        let stats = loader.get_stats();
+        assert_eq!((stats.prefetch_hits, stats.prefetch_misses), (12, 0), "{buffer}");
+        assert_eq!(loader.dataset().loads.load(Relaxed), 12);
+    }
+}
+
+#[test]
+fn while_the_consumer_works_the_next_samples_are_loaded() {
+    let loader = StreamingShardLoader::new(slow(25), config(1, 0).with_prefetch_buffer_size(4)).unwrap();
+    for taken in 1..=25 {
+        // The consumer works, and calls nothing: half of what there is room for, or more, comes by itself.
+        while loader.dataset().loads.load(Relaxed) < (taken + 1).min(25) {
+            std::thread::yield_now();
+        }
+        loader.prefetch(1).unwrap();
+        assert_eq!(loader.next().unwrap(), Some(taken as usize - 1));
+    }
+    assert_eq!(loader.next().unwrap(), None);
+    let stats = loader.get_stats();
+    assert_eq!((stats.prefetch_hits, stats.prefetch_misses), (25, 0));
+    assert!(stats.avg_load_time_us >= DELAY.as_secs_f64() * 1e6);
+    // It never waited.
+    assert!(stats.worker_utilization >= 1.0, "{stats:?}");
+}
+
+#[test]
+fn a_consumer_that_asks_too_soon_waits_for_the_sample_that_is_being_loaded() {
+    let loader = StreamingShardLoader::new(slow(10), config(1, 0).with_prefetch_buffer_size(1)).unwrap();
+    while loader.dataset().loads.load(Relaxed) < 1 {
+        std::thread::yield_now();
+    }
+    assert_eq!(rest(&loader), (0..10).collect::<Vec<_>>());
+    let stats = loader.get_stats();
+    assert_eq!(stats.prefetch_hits + stats.prefetch_misses, 10);
+    assert!(stats.worker_utilization < 1.0 && stats.prefetch_misses > 0, "{stats:?}");
+    assert_eq!(loader.dataset().loads.load(Relaxed), 10, "nothing is loaded twice");
+}
+
+#[test]
+fn no_more_is_held_than_the_buffer_has_room_for() {
+    let loader =
+        StreamingShardLoader::new(Numbers::new(1000), config(1, 0).with_prefetch_buffer_size(7)).unwrap();
+    for taken in 1..=50 {
+        loader.next().unwrap();
+        loader.prefetch(7).unwrap();
+        assert!(loader.dataset().loads.load(Relaxed) <= taken + 7);
+    }
+}
+
+#[test]
+fn samples_from_elsewhere_are_counted() {
+    let numbers = Numbers { remote_every: Some(4), ..Numbers::new(100) };
+    let loader = StreamingShardLoader::new(numbers, config(1, 0)).unwrap();
+    assert_eq!(rest(&loader).len(), 100);
+    let stats = loader.get_stats();
+    assert_eq!((stats.local_samples, stats.remote_samples), (75, 25));
+}
+
+#[test]
+fn a_sample_that_cannot_be_loaded_is_asked_for_again() {
+    for buffer in [0, 8] {
+        let numbers = Numbers { broken: Some(5), is_broken: true.into(), ..Numbers::new(10) };
+        let loader =
+            StreamingShardLoader::new(numbers, config(1, 0).with_prefetch_buffer_size(buffer)).unwrap();
+        assert_eq!((0..5).map(|_| loader.next().unwrap().unwrap()).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        for _ in 0..3 {
+            assert!(loader.next().unwrap_err().to_string().contains("sample 5 is broken"));
+            assert_eq!(loader.get_checkpoint().position, 5);
+        }
+        loader.dataset().is_broken.store(false, Relaxed);
+        assert_eq!(rest(&loader), [5, 6, 7, 8, 9]);
+        assert_eq!(loader.get_stats().samples_loaded, 10);
+    }
+}
+
+/// Panics where others return an error.
+struct Panicking;
+
+impl Dataset for Panicking {
+    type Sample = usize;
+
+    fn len(&self) -> usize {
+        3
+    }
+
+    fn get(&self, index: usize) -> Result<usize> {
+        if index == 1 { panic!("no such thing") } else { Err(Error::Invalid("broken".to_owned())) }
+    }
+}
+
+#[test]
+fn a_data_set_that_panics_does_not_take_the_loader_with_it() {
+    for buffer in [0, 8] {
+        let loader =
+            StreamingShardLoader::new(Panicking, config(3, 1).with_prefetch_buffer_size(buffer)).unwrap();
+        for _ in 0..2 {
+            let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| loader.next())).unwrap_err();
+            assert_eq!(panic.downcast_ref::<&str>(), Some(&"no such thing"));
+        }
+        assert_eq!(loader.get_checkpoint().position, 0);
+    }
+}

@@ -1,0 +1,105 @@
+//! Several callers on one loader.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use shardfeed::{CheckpointState, StreamingShardIterator, StreamingShardLoader};
+
+use crate::support::{Numbers, config, rest};
+
+/// What each caller got.
+fn shared_by(callers: usize, loader: StreamingShardLoader<Numbers>) -> Vec<Vec<usize>> {
+    let loader = Arc::new(loader);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..callers)
+            .map(|_| {
+                let samples = StreamingShardIterator::new(Arc::clone(&loader));
+                scope.spawn(move || samples.map(Result::unwrap).collect())
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_million_samples_go_to_one_of_eight_callers_each_in_order() {
+    for (buffer, threads) in [(0, 1), (64, 1), (64, 3)] {
+        let config = config(1, 0).with_prefetch_buffer_size(buffer).with_prefetch_threads(threads);
+        let loader = StreamingShardLoader::new(Numbers::new(1_000_000), config).unwrap();
+        let mut seen = vec![false; 1_000_000];
+        for samples in shared_by(8, loader) {
+            assert!(samples.is_sorted(), "a caller gets its samples in order");
+            for sample in samples {
+                assert!(!std::mem::replace(&mut seen[sample], true), "{sample} twice");
+            }
+        }
+        assert!(seen.into_iter().all(|seen| seen));
+    }
+}
+
+#[test]
+fn a_checkpoint_taken_while_threads_are_at_work_loses_and_repeats_nothing() {
+    for round in 0..20 {
+        let config =
+            || config(1, 0).with_shuffle_seed(round).with_prefetch_buffer_size(round as usize % 3 * 4);
+        let loader = StreamingShardLoader::new(Numbers::new(5_000), config()).unwrap();
+        let stop = AtomicBool::new(false);
+        let (state, before) = std::thread::scope(|scope| {
+            let take = || {
+                let mut taken = Vec::new();
+                while !stop.load(Relaxed) {
+                    taken.extend(loader.next().unwrap());
+                }
+                taken
+            };
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();
+            while loader.get_stats().samples_loaded < 500 {
+                std::thread::yield_now();
+            }
+            stop.store(true, Relaxed);
+            let before: Vec<usize> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+            (loader.get_checkpoint(), before)
+        });
+        let before: HashSet<usize> = before.into_iter().collect();
+        assert_eq!(state.processed_indices().collect::<HashSet<_>>(), before);
+        let restored = StreamingShardLoader::new(Numbers::new(5_000), config()).unwrap();
+        restored.restore_from_checkpoint(CheckpointState::from_json(&state.to_json()).unwrap()).unwrap();
+        let after: HashSet<usize> = rest(&restored).into_iter().collect();
+        assert!(before.is_disjoint(&after));
+        assert_eq!(before.len() + after.len(), 5_000);
+    }
+}
+
+#[test]
+fn a_checkpoint_with_gaps_is_continued_with_the_gaps() {
+    let loader = StreamingShardLoader::new(Numbers::new(20), config(1, 0)).unwrap();
+    let json = loader.get_checkpoint().to_json();
+    let json = json.replace("\"processed\":[]", "\"processed\":[[0,3],[5,6],[8,10]]");
+    let state = CheckpointState::from_json(&json.replace("\"position\":0", "\"position\":3")).unwrap();
+    loader.restore_from_checkpoint(&state).unwrap();
+    assert_eq!(loader.get_checkpoint().processed(), [(0, 3), (5, 6), (8, 10)]);
+    assert_eq!(rest(&loader), [3, 4, 6, 7].into_iter().chain(10..20).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_restart_in_the_middle_of_everything_is_one() {
+    let loader =
+        StreamingShardLoader::new(Numbers::new(1_000), config(1, 0).with_prefetch_buffer_size(8)).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    loader.next().unwrap();
+                }
+            });
+        }
+        for epoch in 0..300 {
+            loader.set_epoch(epoch);
+        }
+        stop.store(true, Relaxed);
+    });
+    loader.set_epoch(7);
+    assert_eq!(rest(&loader), (0..1_000).collect::<Vec<_>>());
+}
