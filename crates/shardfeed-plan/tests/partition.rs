@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use shardfeed_plan::{
-    Classes, Facts, Owners, Partition, PartitionError, PartitionStrategy, Permutation, Rank, hash_of_index,
-    hash_of_key, key, mix,
+    Classes, Facts, Owners, Partition, PartitionError, PartitionStrategy, Permutation, Rank, SampleOrder,
+    hash_of_index, hash_of_key, key, mix,
 };
 
 /// Samples, each of some class.
@@ -243,6 +243,12 @@ proptest! {
             prop_assert_eq!(total, len);
         }
     }
+}
+
+#[test]
+fn a_view_of_a_billion_samples_takes_no_more_than_its_own_bytes() {
+    // Where there are so many, a shuffle has no table: nothing lies elsewhere but for what is counted here.
+    assert!(size_of::<SampleOrder>() + size_of::<Partition>() < 1024);
 }
 
 /// Made by another program, from the words of `docs/formats.md`.

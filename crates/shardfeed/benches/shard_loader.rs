@@ -20,6 +20,10 @@ impl Dataset for Indexes {
     fn get(&self, index: usize) -> Result<usize> {
         Ok(index)
     }
+
+    fn label(&self, index: usize) -> Result<Option<u64>> {
+        Ok(Some(index as u64 % 10))
+    }
 }
 
 const SAMPLES: usize = 100_000;
@@ -70,5 +74,26 @@ fn open_a_billion(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, next_sample, open_a_billion);
+/// Strategies that look at every sample.
+fn open_ten_million(c: &mut Criterion) {
+    let mut group = c.benchmark_group("opening_a_rank_of_ten_million_samples");
+    group.sample_size(10);
+    for (name, strategy) in [
+        ("hashed", PartitionStrategy::HashBased { num_partitions: 64, hash_seed: 7 }),
+        ("stratified", PartitionStrategy::Stratified { num_classes: 10 }),
+    ] {
+        for seed in [None, Some(7)] {
+            let config = StreamingConfig::new(8, 3).unwrap().with_partition_strategy(strategy.clone());
+            let config = config.with_prefetch_buffer_size(0);
+            let config = seed.into_iter().fold(config, StreamingConfig::with_shuffle_seed);
+            let name = if seed.is_some() { format!("{name}_shuffled") } else { name.to_owned() };
+            group.bench_function(name, |b| {
+                b.iter(|| StreamingShardLoader::new(Indexes(10_000_000), config.clone()).unwrap().len());
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, next_sample, open_a_billion, open_ten_million);
 criterion_main!(benches);

@@ -423,7 +423,7 @@ const DICTIONARY_HEADER_START: [u8; 2] = [0x15, 4];
 
 /// Uncompressed and compressed size from the beginning of a page header: its first three fields are the page's type and
 /// its sizes, as every writer has them. `None` if they are not: without them no limit would hold.
-fn page_sizes(header: &[u8]) -> Option<(u64, u64)> {
+pub(crate) fn page_sizes(header: &[u8]) -> Option<(u64, u64)> {
     let [_, uncompressed, compressed] = first_fields(header)?;
     // Zigzag: even numbers are positive.
     [uncompressed, compressed].iter().all(|size| size % 2 == 0).then_some((uncompressed / 2, compressed / 2))

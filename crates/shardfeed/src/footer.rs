@@ -28,8 +28,8 @@ pub(crate) fn modified_ns(metadata: &std::fs::Metadata) -> i64 {
     metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
-/// Reads the footer of the file at `path`, known as `name`.
-pub(crate) fn read_footer(path: &Path, name: &str) -> Result<Footer> {
+/// The footer of the file at `path`, looked through before the crate believes it, and what the system says of the file.
+pub(crate) fn read_metadata(path: &Path) -> Result<(File, std::fs::Metadata, ParquetMetaData)> {
     let file = File::open(path).map_err(|error| Error::io(path, "open it", error))?;
     let metadata = file.metadata().map_err(|error| Error::io(path, "look at it", error))?;
     let not_parquet = |reason: String| Error::NotParquet { path: path.to_owned(), reason };
@@ -40,6 +40,12 @@ pub(crate) fn read_footer(path: &Path, name: &str) -> Result<Footer> {
     let parquet = foreign::call(|| ParquetMetaDataReader::new().parse_and_finish(&file))
         .map_err(not_parquet)?
         .map_err(|error| not_parquet(error.to_string()))?;
+    Ok((file, metadata, parquet))
+}
+
+/// Reads the footer of the file at `path`, known as `name`.
+pub(crate) fn read_footer(path: &Path, name: &str) -> Result<Footer> {
+    let (_, metadata, parquet) = read_metadata(path)?;
     let size = metadata.len();
     let (leaf, column) = find_column(path, &parquet)?;
     let mut row_groups = Vec::with_capacity(parquet.num_row_groups());

@@ -48,6 +48,7 @@ mod verify; // a source                  -> every damaged place
 mod state_file; // a state              <-> a file, whole or not at all
 mod loader; // engine and state          -> one rank's stream; whole files -> LMBatches
 mod shard; // any data set            -> one worker's samples
+mod table; // rows of any columns     -> records, by index
 pub mod sample; // made-up data for the demo, the examples and the tests
 
 pub use array::Array;
@@ -70,6 +71,7 @@ pub use shard::{
 pub use source::Source;
 pub use state_file::{read_state, write_state};
 pub use stats::LoaderStats;
+pub use table::{ParquetDataset, ParquetDatasetBuilder, Record, Value};
 pub use verify::{Damage, VerifyOptions, VerifyReport, is_exactly_once, verify};
 
 pub use shardfeed_plan::{
