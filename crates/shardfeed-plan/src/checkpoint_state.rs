@@ -7,6 +7,7 @@ use crate::{Assignment, DealtOrder, Facts, Needs, Partition, PartitionStrategy, 
 /// Small whatever was processed: that is kept as ranges of positions in the worker's own order, one of them unless
 /// several threads were at work.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub struct CheckpointState {
     /// Version of the stored form: [`CHECKPOINT_FORMAT`].
     format: u32,
@@ -30,8 +31,8 @@ pub struct CheckpointState {
     pub samples: usize,
     /// See `samples`.
     pub fingerprint: u64,
-    /// Whether samples have keys that they are hashed by.
-    keyed: bool,
+    /// Tells the labels or keys that the order depends on from others; 0 if it depends on none.
+    facts: u64,
     /// Ranges of positions that were handed out, ascending and apart.
     processed: Vec<(u64, u64)>,
     /// What the worker has, if samples were dealt again.
@@ -39,6 +40,68 @@ pub struct CheckpointState {
     /// Who gets which samples, as long as somebody knows that saw the data.
     #[serde(skip)]
     partition: Option<Partition>,
+}
+
+/// The same as it is stored, before anything in it is believed.
+#[derive(Deserialize)]
+struct Unchecked {
+    format: u32,
+    epoch: u64,
+    position: usize,
+    shuffle_seed: Option<u64>,
+    rank: usize,
+    timestamp: u64,
+    world_size: usize,
+    step: Option<u64>,
+    strategy: PartitionStrategy,
+    samples: usize,
+    fingerprint: u64,
+    facts: u64,
+    processed: Vec<(u64, u64)>,
+    assignment: Option<Assignment>,
+}
+
+impl TryFrom<Unchecked> for CheckpointState {
+    type Error = String;
+
+    fn try_from(stored: Unchecked) -> Result<Self, String> {
+        if stored.format != CHECKPOINT_FORMAT {
+            return Err(CheckpointError::Format { found: stored.format }.to_string());
+        }
+        let (mut end, mut gaps) = (None, 0_u64);
+        for &(start, stop) in &stored.processed {
+            gaps = gaps.saturating_add(start.saturating_sub(end.unwrap_or(0)));
+            if start >= stop || end.is_some_and(|end| start <= end) {
+                return Err(format!(
+                    "processed positions {start}..{stop} cannot follow others up to {end:?}"
+                ));
+            }
+            end = Some(stop);
+        }
+        if gaps > GAPS_MAX {
+            return Err(format!("{gaps} positions between those that were processed"));
+        }
+        if stored.position as u64 != position(&stored.processed) {
+            return Err(format!("position {} is not where the processed ones end", stored.position));
+        }
+        Ok(Self {
+            format: stored.format,
+            epoch: stored.epoch,
+            position: stored.position,
+            shuffle_seed: stored.shuffle_seed,
+            rank: stored.rank,
+            timestamp: stored.timestamp,
+            world_size: stored.world_size,
+            step: stored.step,
+            strategy: stored.strategy,
+            samples: stored.samples,
+            fingerprint: stored.fingerprint,
+            facts: stored.facts,
+            processed: stored.processed,
+            assignment: stored.assignment,
+            partition: None,
+        })
+    }
 }
 
 /// The version of the stored form of a [`CheckpointState`].
@@ -57,8 +120,8 @@ pub struct StreamIdentity<'a> {
     pub samples: u64,
     /// What else tells it from others; 0 if nothing does.
     pub fingerprint: u64,
-    /// Whether they have keys that they are hashed by.
-    pub keyed: bool,
+    /// Tells the labels or keys that the order depends on from others: see [`Facts::fingerprint`].
+    pub facts: u64,
 }
 
 /// Where a stream stands.
@@ -126,7 +189,7 @@ impl CheckpointState {
             strategy: stream.strategy.clone(),
             samples: stream.samples as usize,
             fingerprint: stream.fingerprint,
-            keyed: stream.keyed,
+            facts: stream.facts,
             processed,
             assignment,
             partition: Some(partition.clone()),
@@ -138,35 +201,19 @@ impl CheckpointState {
         serde_json::to_string(self).expect("numbers and names")
     }
 
-    /// From JSON. Everything is checked that can be without the stream.
+    /// From JSON. Everything is checked that can be without the stream, as whenever one is deserialized.
     pub fn from_json(json: &str) -> Result<Self, CheckpointError> {
         #[derive(Deserialize)]
         struct Version {
             format: u32,
         }
         let damaged = |error: serde_json::Error| CheckpointError::Damaged(error.to_string());
+        // First, since another version may have other fields.
         let Version { format } = serde_json::from_str(json).map_err(damaged)?;
         if format != CHECKPOINT_FORMAT {
             return Err(CheckpointError::Format { found: format });
         }
-        let state: Self = serde_json::from_str(json).map_err(damaged)?;
-        let mut end = None;
-        for &(start, stop) in &state.processed {
-            if start >= stop || end.is_some_and(|end| start <= end) {
-                let reason =
-                    format!("processed positions {start}..{stop} cannot follow others up to {end:?}");
-                return Err(CheckpointError::Damaged(reason));
-            }
-            end = Some(stop);
-        }
-        if state.position as u64 != position(&state.processed) {
-            let reason = format!("position {} is not where the processed ones end", state.position);
-            return Err(CheckpointError::Damaged(reason));
-        }
-        if state.processed.len() > GAPS_MAX {
-            return Err(CheckpointError::Damaged(format!("{} ranges of positions", state.processed.len())));
-        }
-        Ok(state)
+        serde_json::from_str(json).map_err(damaged)
     }
 
     /// Refuses to go on in another stream, or past its end.
@@ -185,10 +232,16 @@ impl CheckpointState {
         same("world size", &self.world_size, &(stream.rank.world_size() as usize))?;
         same("shuffle seed", &self.shuffle_seed, &stream.shuffle_seed)?;
         same("strategy", &self.strategy, stream.strategy)?;
-        same("use of keys", &self.keyed, &stream.keyed)?;
         same("number of samples", &(self.samples as u64), &stream.samples)?;
         if self.fingerprint != 0 && stream.fingerprint != 0 {
             same("data fingerprint", &self.fingerprint, &stream.fingerprint)?;
+        }
+        same("fingerprint of labels or keys", &self.facts, &stream.facts)?;
+        if self.position as u64 != position(&self.processed) {
+            return Err(CheckpointError::Damaged(format!(
+                "position {} is not where the processed ones end",
+                self.position
+            )));
         }
         Ok(())
     }
@@ -223,7 +276,11 @@ impl CheckpointState {
         let partition = match (&self.partition, self.strategy.needs()) {
             (Some(partition), _) => partition.clone(),
             (None, Needs::Labels) => return Err(CheckpointError::NeedsData("labels")),
-            (None, Needs::Keys) if self.keyed => return Err(CheckpointError::NeedsData("keys")),
+            (None, Needs::Keys) if self.facts != 0 => return Err(CheckpointError::NeedsData("keys")),
+            // Each sample would have to be hashed: not for a number that somebody made up.
+            (None, Needs::Keys) if self.samples as u64 > HASHED_MAX => {
+                return Err(CheckpointError::NeedsData("number of samples"));
+            }
             (None, _) => {
                 let world_size = u32::try_from(self.world_size).unwrap_or(u32::MAX);
                 Partition::new(
@@ -251,8 +308,10 @@ impl CheckpointState {
     }
 }
 
-/// Far more threads than anybody has: each may leave a gap.
-const GAPS_MAX: usize = 1 << 16;
+const HASHED_MAX: u64 = 1 << 32;
+
+/// Far more threads than anybody has: each may leave a position behind that others have passed.
+const GAPS_MAX: u64 = 1 << 16;
 
 /// The first that was not handed out.
 fn position(processed: &[(u64, u64)]) -> u64 {

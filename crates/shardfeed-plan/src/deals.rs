@@ -64,7 +64,7 @@ pub struct Stretch {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DealError {
     /// Nobody by that number.
-    #[error("worker {worker} does not exist; there are {workers}")]
+    #[error("worker {worker} does not exist; there are {workers}, numbered from 0")]
     NoWorker {
         /// The number.
         worker: usize,
@@ -72,7 +72,9 @@ pub enum DealError {
         workers: usize,
     },
     /// More than it has, or fewer than it had.
-    #[error("worker {worker} says that it took {taken} samples, where it took {before} before and has {len}")]
+    #[error(
+        "worker {worker} says that it took {taken} samples, where it took {before} before and has {len}; report all that it took so far"
+    )]
     Taken {
         /// Who says so.
         worker: usize,
@@ -121,7 +123,12 @@ const LATENESS_MIN: f64 = 0.02;
 impl Deals {
     /// Begins with what the base strategy gives each worker. Deals again when the coefficient of variation of the
     /// throughputs is above the threshold, or when somebody has nothing left to do.
+    ///
+    /// # Panics
+    /// If there are more than 2^62 samples.
     pub fn new(lens: &[u64], threshold: f64) -> Self {
+        let all = lens.iter().try_fold(0_u64, |sum, &len| sum.checked_add(len));
+        assert!(all.is_some_and(|all| all <= 1 << 62), "more samples than anybody has");
         let worker = |(origin, &len): (u32, &u64)| Worker {
             assignment: Assignment::whole(origin, len),
             taken: 0,
@@ -180,7 +187,7 @@ impl Deals {
         let speeds = self.speeds()?;
         let left = self.left();
         let (all_left, all_speed) = (left.iter().sum::<u64>(), speeds.iter().sum::<f64>());
-        if all_left == 0 || all_speed <= 0.0 {
+        if all_left == 0 || all_speed <= 0.0 || !all_speed.is_finite() {
             return None;
         }
         let is_someone_idle = left.iter().zip(&speeds).any(|(&left, &speed)| left == 0 && speed > 0.0);
@@ -263,25 +270,50 @@ fn variation(speeds: &[f64]) -> f64 {
     variance.sqrt() / mean
 }
 
-/// Whole shares of `all` that are within one of exact. What rounding leaves goes to those who are done with it first.
+/// Whole shares of `all` after which everybody is done at about the same time. Each is in the middle of a sample already, as
+/// far as anybody knows: so who takes longer for one than for all that is left gets none.
 fn proportional(all: u64, speeds: &[f64]) -> Vec<u64> {
-    let sum: f64 = speeds.iter().sum();
-    let mut shares: Vec<u64> =
-        speeds.iter().map(|speed| ((all as f64 * (speed / sum)) as u64).min(all)).collect();
-    let mut given: u64 = 0;
-    for share in &mut shares {
-        // Floating point may round up; more than there is cannot be given.
-        *share = (*share).min(all - given);
-        given += *share;
+    // In units of the fastest, so that no sum is infinite.
+    let fastest = speeds.iter().copied().fold(0.0, f64::max);
+    let speeds: Vec<f64> = speeds.iter().map(|speed| speed / fastest).collect();
+    let mut takes_part: Vec<bool> = speeds.iter().map(|&speed| speed > 0.0).collect();
+    let mut shares = vec![0_u64; speeds.len()];
+    loop {
+        let (count, sum) = speeds
+            .iter()
+            .zip(&takes_part)
+            .filter(|(_, takes_part)| **takes_part)
+            .fold((0.0, 0.0), |(count, sum), (speed, _)| (count + 1.0, sum + speed));
+        let end = (all as f64 + BEGUN * count) / sum;
+        let late = (0..speeds.len()).filter(|&worker| takes_part[worker] && end * speeds[worker] < BEGUN);
+        let late: Vec<usize> = late.collect();
+        if late.is_empty() {
+            let mut left = all;
+            for ((share, speed), _) in
+                shares.iter_mut().zip(&speeds).zip(&takes_part).filter(|(_, part)| **part)
+            {
+                // Floating point may round up; more than there is cannot be given.
+                *share = ((all as f64 * (speed / sum)) as u64).min(left);
+                left -= *share;
+            }
+            break;
+        }
+        for worker in late {
+            takes_part[worker] = false;
+        }
     }
-    for _ in given..all {
-        let done = |worker: usize| time(shares[worker] + 1, speeds[worker]);
+    // What rounding leaves goes to those who are done with it first.
+    for _ in shares.iter().sum::<u64>()..all {
+        let done = |worker: usize| (shares[worker] as f64 + 1.0 + BEGUN) / speeds[worker];
         let first =
             (0..speeds.len()).min_by(|&a, &b| done(a).total_cmp(&done(b))).expect("somebody is there");
         shares[first] += 1;
     }
     shares
 }
+
+/// What is left of the sample that each worker is at, on average.
+const BEGUN: f64 = 0.5;
 
 impl Assignment {
     /// All that the base strategy gives a worker.
@@ -355,6 +387,13 @@ impl TryFrom<Vec<Stretch>> for Assignment {
     type Error = String;
 
     fn try_from(stretches: Vec<Stretch>) -> Result<Self, String> {
+        let mut sorted: Vec<&Stretch> = stretches.iter().collect();
+        sorted.sort_by_key(|stretch| (stretch.origin, stretch.start));
+        let overlap =
+            sorted.windows(2).find(|pair| pair[0].origin == pair[1].origin && pair[0].end > pair[1].start);
+        if let Some(&[_, Stretch { origin, start, end }]) = overlap {
+            return Err(format!("samples {start}..{end} of worker {origin} are given twice"));
+        }
         let mut len = 0_u64;
         for Stretch { origin, start, end } in &stretches {
             let sum =

@@ -195,15 +195,24 @@ fn with_constant_speeds_the_last_is_done_soon_after_the_ideal() {
 
 #[test]
 fn with_changing_speeds_it_is_nearly_as_good_as_dealing_one_by_one() {
-    let mut worst = 0.0_f64;
+    let (mut worst, mut with_short_samples) = (0.0_f64, 0);
     for number in 0..10_000 {
         let schedule = Schedule::random(number, true);
         let (outcome, oracle) = (adaptive(&schedule), greedy(&schedule));
-        let took = outcome.took - outcome.longest_sample;
-        worst = worst.max(took / oracle.took);
-        assert!(took <= 1.2 * oracle.took, "schedule {number}: {} beside {}", outcome.took, oracle.took);
+        // Who begins a sample that takes as long as all the rest just before its speed changes is unlucky, and nobody who
+        // does not know the future can help it. Where no sample takes a fifth of the time, that is no excuse.
+        let excuse = if outcome.longest_sample > 0.2 * oracle.took {
+            outcome.longest_sample
+        } else {
+            with_short_samples += 1;
+            worst = worst.max(outcome.took / oracle.took);
+            0.0
+        };
+        let (took, best) = (outcome.took, oracle.took);
+        assert!(took <= 1.2 * best + excuse, "schedule {number}: {took} beside {best}, excuse {excuse}");
     }
-    println!("worst, less one sample: {worst} of the oracle");
+    assert!(with_short_samples > 2000, "{with_short_samples}");
+    println!("worst of {with_short_samples} with short samples: {worst} of the oracle");
 }
 
 proptest! {

@@ -107,7 +107,7 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// The same. `step` is called before, between and after the calls of the system that change something.
-fn write_in_steps(path: &Path, bytes: &[u8], mut step: impl FnMut()) -> io::Result<()> {
+pub(crate) fn write_in_steps(path: &Path, bytes: &[u8], mut step: impl FnMut()) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -137,71 +137,5 @@ fn write_in_steps(path: &Path, bytes: &[u8], mut step: impl FnMut()) -> io::Resu
             let _ = std::fs::remove_file(&temporary);
             Err(error)
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::{BufRead, BufReader};
-    use std::process::{Command, Stdio};
-
-    use super::*;
-
-    const CHILD: &str = "SHARDFEED_TEST_WRITES_TO";
-    const OLD: &str = "what was there before";
-    const NEW: &str = "what comes after it, and is longer";
-
-    /// Run by the test below as another process: says at each step where it is, and waits to be told to go on.
-    #[test]
-    fn child() {
-        let Some(path) = std::env::var_os(CHILD).map(PathBuf::from) else { return };
-        let mut line = String::new();
-        write_in_steps(&path, NEW.as_bytes(), || {
-            println!("step");
-            line.clear();
-            io::stdin().read_line(&mut line).unwrap();
-        })
-        .unwrap();
-    }
-
-    /// Kills the writer at step `step`; `None` if it has no so many. Returns what is in the file then.
-    fn killed_at(path: &Path, step: usize) -> Option<String> {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["cache::tests::child", "--exact", "--nocapture", "--test-threads=1"])
-            .env(CHILD, path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let mut steps = said.filter(|line| line.ends_with("step"));
-        for passed in 0..=step {
-            if steps.next().is_none() {
-                assert!(child.wait().unwrap().success());
-                return None;
-            }
-            if passed < step {
-                child.stdin.as_ref().unwrap().write_all(b"go on\n").unwrap();
-            }
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
-        Some(std::fs::read_to_string(path).unwrap())
-    }
-
-    #[test]
-    fn killed_between_any_two_steps_the_old_or_the_new_is_there() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("state");
-        let mut found = Vec::new();
-        for step in 0.. {
-            std::fs::write(&path, OLD).unwrap();
-            let Some(there) = killed_at(&path, step) else { break };
-            found.push(there == NEW);
-            assert!(there == NEW || there == OLD, "step {step}: {there}");
-        }
-        // Seven steps; from the renaming on it is the new one.
-        assert_eq!(found.len(), 7, "{found:?}");
-        assert!(found.is_sorted() && found[0] != found[6], "{found:?}");
     }
 }

@@ -71,6 +71,11 @@ fn only_what_is_asked_for_is_decoded_and_what_is_not_there_is_named() {
         error.contains("a.parquet") && error.contains("no column \"poin\"") && error.contains("id, text"),
         "{error}"
     );
+    let twice = builder().columns(["point.x", "point", "id", "id"]).build().unwrap();
+    assert_eq!(twice.columns(), ["point.x", "point.deep.z", "id"]);
+    assert_eq!(as_json(&twice.get(3).unwrap())["point.deep.z"], expected()[3]["point.deep.z"]);
+    let error = builder().key_column("point").build().err().unwrap().to_string();
+    assert!(error.contains("\"point\" is several: point.x, point.deep.z"), "{error}");
     let error = builder().label_column("nothing").build().err().unwrap().to_string();
     assert!(error.contains("no column \"nothing\""), "{error}");
 }
@@ -110,6 +115,10 @@ fn row_groups_are_kept_within_bounds_and_decoded_once_for_many_threads() {
     assert!(error.contains("a.parquet: row group 0 takes more than 1000 bytes"), "{error}");
 }
 
+fn strategy_of_keys() -> PartitionStrategy {
+    PartitionStrategy::HashBased { num_partitions: 8, hash_seed: 1 }
+}
+
 #[test]
 fn labels_and_keys_come_from_columns() {
     let open = || ParquetDataset::builder(tables().as_path()).columns(["id"]);
@@ -124,11 +133,15 @@ fn labels_and_keys_come_from_columns() {
             StreamingConfig::new(2, 0).unwrap().with_partition_strategy(strategy).with_shuffle_seed(3);
         StreamingShardLoader::new(rows, config)
     };
-    let strategy = PartitionStrategy::HashBased { num_partitions: 8, hash_seed: 1 };
-    let keyed = load(strategy.clone(), rows.clone()).unwrap();
-    let unkeyed = load(strategy, open().build().unwrap()).unwrap();
+    let keyed = load(strategy_of_keys(), rows.clone()).unwrap();
+    let unkeyed = load(strategy_of_keys(), open().build().unwrap()).unwrap();
     let error = unkeyed.restore_from_checkpoint(keyed.get_checkpoint()).unwrap_err().to_string();
-    assert!(error.contains("its use of keys is true, here it is false"), "{error}");
+    assert!(error.contains("its fingerprint of labels or keys is"), "{error}");
+    let others =
+        ParquetDataset::builder(tables().as_path()).columns(["id"]).key_column("blob").build().unwrap();
+    let others = load(strategy_of_keys(), others).unwrap();
+    let error = others.restore_from_checkpoint(keyed.get_checkpoint()).unwrap_err().to_string();
+    assert!(error.contains("its fingerprint of labels or keys is"), "{error}");
     let error = load(PartitionStrategy::Stratified { num_classes: 256 }, rows).err().unwrap().to_string();
     assert!(error.contains("has no label"), "{error}");
     let error = open()

@@ -1,4 +1,5 @@
 use super::{PartitionError, Table};
+use crate::mix;
 
 /// The class of each sample. Made of all labels, in order.
 #[derive(Clone, Debug)]
@@ -6,13 +7,18 @@ pub struct Classes {
     labels: Table,
     /// Samples of each class.
     counts: Vec<u64>,
+    fingerprint: u64,
 }
 
 impl Classes {
     /// Of no sample yet. [`PartitionStrategy::validate`](super::PartitionStrategy::validate) says how many classes
     /// there may be.
     pub fn new(num_classes: usize) -> Self {
-        Self { labels: Table::for_numbers_below(num_classes as u64), counts: vec![0; num_classes] }
+        Self {
+            labels: Table::for_numbers_below(num_classes as u64),
+            counts: vec![0; num_classes],
+            fingerprint: 1,
+        }
     }
 
     /// The next sample's label.
@@ -23,7 +29,13 @@ impl Classes {
         let count = usize::try_from(label).ok().and_then(|label| self.counts.get_mut(label));
         *count.ok_or(PartitionError::Label { row, label, num_classes })? += 1;
         self.labels.push(label);
+        self.fingerprint = mix(self.fingerprint ^ label);
         Ok(())
+    }
+
+    /// Tells these labels from others.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
     }
 
     /// Samples so far.

@@ -1,5 +1,5 @@
 use super::Table;
-use crate::key;
+use crate::{key, mix};
 
 /// Who owns each sample, by the hash of its key. Made of all keys, in order.
 #[derive(Clone, Debug)]
@@ -8,6 +8,7 @@ pub struct Owners {
     partitions: u64,
     hash_seed: u64,
     world_size: u32,
+    fingerprint: u64,
 }
 
 impl Owners {
@@ -15,7 +16,7 @@ impl Owners {
     pub fn new(num_partitions: usize, hash_seed: u64, world_size: u32) -> Self {
         let partitions = partitions(num_partitions, world_size);
         let workers = Table::for_numbers_below(world_size.into());
-        Self { workers, partitions, hash_seed, world_size }
+        Self { workers, partitions, hash_seed, world_size, fingerprint: 1 }
     }
 
     /// The next sample, which may have a key.
@@ -25,6 +26,12 @@ impl Owners {
             None => hash_of_index(self.len(), self.hash_seed),
         };
         self.workers.push(worker(hash, self.partitions, self.world_size).into());
+        self.fingerprint = mix(self.fingerprint ^ hash);
+    }
+
+    /// Tells these keys from others.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
     }
 
     /// Samples so far.

@@ -66,6 +66,17 @@ pub enum Facts {
     Classes(Arc<Classes>),
 }
 
+impl Facts {
+    /// Tells these from others; 0 if there are none.
+    pub fn fingerprint(&self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Owners(owners) => owners.fingerprint().max(1),
+            Self::Classes(classes) => classes.fingerprint().max(1),
+        }
+    }
+}
+
 /// Keeps the shuffles of samples apart from all others that a seed may have.
 const SHUFFLE: u64 = 16;
 const SHUFFLE_IN_RANGE: u64 = 17;

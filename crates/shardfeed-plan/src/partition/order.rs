@@ -47,7 +47,8 @@ impl SampleOrder {
         Self { len: range.end - range.start, places: Places::Range { first: range.start, shuffle } }
     }
 
-    pub(super) fn listed(samples: Table) -> Self {
+    pub(super) fn listed(mut samples: Table) -> Self {
+        samples.shrink_to_fit();
         Self { len: samples.len(), places: Places::Listed(Arc::new(samples)) }
     }
 

@@ -13,8 +13,8 @@ pub enum PartitionStrategy {
     /// Blocks of the order, one after another; their sizes differ by at most one.
     Contiguous,
     /// By a hash of the sample's key, or of its index if it has none, that is the same on every platform and release:
-    /// partition = hash mod max(`num_partitions`, world size), worker = partition mod world size. With many partitions
-    /// most samples stay where they are when the world size changes to a multiple or a divisor.
+    /// partition = hash mod max(`num_partitions`, world size), worker = partition mod world size. If `num_partitions` is a
+    /// multiple of both world sizes, then from 8 workers to 4 each keeps what it has, and from 4 to 8 half of it.
     HashBased {
         /// Partitions to hash into.
         num_partitions: usize,
@@ -71,7 +71,7 @@ pub enum PartitionError {
     },
     /// A threshold that can never, or not sensibly, be passed.
     #[error(
-        "rebalance_threshold is {given}; it is a coefficient of variation, such as 0.2, and not negative"
+        "rebalance_threshold is {given}; it is a coefficient of variation, such as 0.2: finite, and not negative"
     )]
     Threshold {
         /// What was given.
@@ -99,7 +99,9 @@ pub enum PartitionError {
         end: usize,
     },
     /// A range of samples that do not exist.
-    #[error("the range of worker {worker}, {start}..{end}, passes the end: there are {len} samples")]
+    #[error(
+        "the range of worker {worker}, {start}..{end}, passes the end: there are {len} samples; let it end there"
+    )]
     RangePastEnd {
         /// Whose it is.
         worker: usize,
@@ -184,7 +186,7 @@ impl PartitionStrategy {
             &Self::Stratified { num_classes } if num_classes > CLASSES_MAX => {
                 Err(PartitionError::TooManyClasses { given: num_classes, max: CLASSES_MAX })
             }
-            &Self::Adaptive { rebalance_threshold: given, .. } if !(0.0..).contains(&given) => {
+            &Self::Adaptive { rebalance_threshold: given, .. } if !(0.0..f64::INFINITY).contains(&given) => {
                 Err(PartitionError::Threshold { given })
             }
             Self::Adaptive { base_strategy, .. } => match **base_strategy {

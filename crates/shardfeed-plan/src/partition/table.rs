@@ -45,6 +45,15 @@ impl Table {
         }
     }
 
+    pub fn shrink_to_fit(&mut self) {
+        match self {
+            Self::U8(numbers) => numbers.shrink_to_fit(),
+            Self::U16(numbers) => numbers.shrink_to_fit(),
+            Self::U32(numbers) => numbers.shrink_to_fit(),
+            Self::U64(numbers) => numbers.shrink_to_fit(),
+        }
+    }
+
     pub fn sort_by_key(&mut self, key: impl Fn(u64) -> u64) {
         match self {
             Self::U8(numbers) => numbers.sort_by_cached_key(|&number| key(number.into())),

@@ -122,7 +122,9 @@ impl StreamingConfig {
         }
         if self.replicas > self.rank.world_size() as usize {
             let (given, workers) = (self.replicas, self.rank.world_size());
-            return refuse(format!("{given} replicas of each partition, but {workers} workers to hold them"));
+            return refuse(format!(
+                "{given} replicas of each partition, but {workers} workers to hold them; give fewer"
+            ));
         }
         Ok(())
     }

@@ -29,9 +29,9 @@ pub trait Dataset: Send + Sync {
         Ok(None)
     }
 
-    /// Whether samples have keys at all: asking each would cost a pass over the data.
+    /// Whether samples have keys at all. By default, whether the first has one.
     fn has_keys(&self) -> bool {
-        false
+        !self.is_empty() && !matches!(self.key(0), Ok(None))
     }
 
     /// Whether a sample comes from another machine. Only counted.
@@ -95,10 +95,10 @@ impl<F: Element, L: Element> Dataset for TensorDataset<F, L> {
         match *label.as_slice() {
             [label] => label.class().map(Some).ok_or_else(|| {
                 Error::Invalid(format!(
-                    "the label of sample {index} is no class; classes are whole numbers from 0 on"
+                    "the label of sample {index} is no class: {label:?}; classes are whole numbers from 0 on"
                 ))
             }),
-            // A vector, or nothing at all.
+            // One for each class, or nothing at all: no class.
             _ => Ok(None),
         }
     }

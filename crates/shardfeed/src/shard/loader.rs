@@ -14,7 +14,7 @@ use super::config::StreamingConfig;
 use super::coordinator::StreamCoordinator;
 use super::dataset::Dataset;
 use super::meter::{Meter, StreamingStats};
-use super::queue::{Claim, Done, Pace, Queue, Snapshot, Stream, Ticket};
+use super::queue::{Claim, Done, Pace, Queue, Snapshot, Stale, Stream, Ticket};
 use super::stream::ShardStream;
 use crate::{Error, Result, foreign};
 
@@ -51,7 +51,8 @@ struct Shared<D: Dataset> {
     dataset: D,
     config: StreamingConfig,
     partition: Partition,
-    keyed: bool,
+    /// What the order depends on besides.
+    facts: u64,
     queue: Queue<ShardStream, D::Sample>,
     meter: Meter,
 }
@@ -73,7 +74,7 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
         dataset.check()?;
         let rank = config.rank();
         let facts = facts_of(&dataset, config.partition_strategy(), rank.world_size())?;
-        let keyed = matches!(facts, Facts::Owners(_));
+        let facts_number = facts.fingerprint();
         let partition = Partition::new(
             config.partition_strategy(),
             dataset.len() as u64,
@@ -86,7 +87,14 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
             snapshot_every: config.checkpoint_interval().map(|interval| interval as u64),
         };
         let queue = Queue::new(ShardStream::new(&partition, rank, 0), pace);
-        let shared = Arc::new(Shared { dataset, config, partition, keyed, queue, meter: Meter::default() });
+        let shared = Arc::new(Shared {
+            dataset,
+            config,
+            partition,
+            facts: facts_number,
+            queue,
+            meter: Meter::default(),
+        });
         let mut loader = Self {
             shared,
             coordinator: None,
@@ -134,26 +142,34 @@ impl<D: Dataset> StreamingShardLoader<D> {
         }
         let Shared { queue, meter, dataset, .. } = &*self.shared;
         meter.begin();
-        let mut waits_since = None;
-        let claim = queue.claim(|| {
-            waits_since.get_or_insert_with(Instant::now);
-        });
-        if let Some(since) = waits_since {
-            meter.waited(since);
-        }
-        let (place, sample, snapshot) = match claim {
-            Claim::End => return Ok(None),
-            Claim::Ready(place, sample, snapshot) => (place, sample, snapshot),
-            Claim::Load(ticket) => {
-                // Given back if the data set panics, too.
-                let claimed = Claimed { queue, ticket: Some(ticket) };
-                let index = ticket.place.index as usize;
-                let sample = meter.load_for_caller(ticket.position, || dataset.get(index))?;
-                (ticket.place, sample, claimed.done())
+        let (place, sample, snapshot) = loop {
+            let mut waits_since = None;
+            let claim = queue.claim(meter.is_slow(), || {
+                waits_since.get_or_insert_with(Instant::now);
+            });
+            if let Some(since) = waits_since {
+                meter.waited(since);
+            }
+            match claim {
+                Claim::End => {
+                    meter.end();
+                    return Ok(None);
+                }
+                Claim::Ready(place, sample, snapshot) => break (place, sample, snapshot),
+                Claim::Load(ticket) => {
+                    // Given back if the data set panics, too.
+                    let claimed = Claimed { queue, ticket: Some(ticket) };
+                    let index = ticket.place.index as usize;
+                    let sample = meter.load_for_caller(ticket.position, || dataset.get(index))?;
+                    // Somebody may have gone elsewhere meanwhile: then this is not the next sample.
+                    if let Ok(snapshot) = claimed.done() {
+                        break (ticket.place, sample, snapshot);
+                    }
+                }
             }
         };
         if !place.is_foreign && dataset.is_remote(place.index as usize) {
-            meter.remote.fetch_add(1, Relaxed);
+            queue.note_remote();
         }
         if let Some(snapshot) = snapshot {
             let state = self.checkpoint(&snapshot, None);
@@ -170,9 +186,12 @@ impl<D: Dataset> StreamingShardLoader<D> {
         self.saved().complaint.take().map_or(Ok(()), Err)
     }
 
-    /// Returns when `samples` are loaded, or all that are left: the calls of `next` that follow find them there.
+    /// Returns when `samples` are loaded, or all that are left: the calls of `next` that follow find them there. One that
+    /// cannot be loaded is an error of its own call of `next`.
     pub fn prefetch(&self, samples: usize) -> Result<()> {
+        let since = Instant::now();
         self.shared.queue.fill(samples as u64, |index| self.shared.load_ahead(index));
+        self.shared.meter.waited_beforehand(since);
         Ok(())
     }
 
@@ -191,18 +210,23 @@ impl<D: Dataset> StreamingShardLoader<D> {
         self.shared.queue.snapshot().stream.epoch
     }
 
-    /// Back to the beginning of the epoch; or, if all of it was handed out, on to the beginning of the next.
+    /// Back to the beginning of the epoch; or, if all of it was handed out, on to the beginning of the next. Of several callers
+    /// one should do so: one that comes later goes back to the beginning of the new epoch.
     pub fn reset(&self) {
-        let Snapshot { stream, done, .. } = self.shared.queue.snapshot();
+        let Shared { partition, config, queue, .. } = &*self.shared;
+        let Snapshot { stream, done, number } = queue.snapshot();
         let is_over = done.count() == stream.len();
-        self.set_epoch(stream.epoch + u64::from(is_over));
+        let stream = ShardStream::new(partition, config.rank(), stream.epoch + u64::from(is_over));
+        let mut saved = self.saved();
+        if let Some(number) = queue.restart_since(number, stream) {
+            (saved.stream, saved.handed_out) = (number, 0);
+        }
     }
 
     /// To the beginning of an epoch.
     pub fn set_epoch(&self, epoch: u64) {
         let Shared { partition, config, .. } = &*self.shared;
-        let stream = ShardStream::new(partition, config.rank(), epoch);
-        self.restart(stream, Done::default());
+        self.restart(ShardStream::new(partition, config.rank(), epoch), Done::default());
     }
 
     fn restart(&self, stream: ShardStream, done: Done) {
@@ -244,22 +268,26 @@ impl<D: Dataset> StreamingShardLoader<D> {
     }
 
     fn commit_as(&self, step: Option<u64>) -> Result<()> {
-        self.complain()?;
         let snapshot = self.shared.queue.snapshot();
         let state = self.checkpoint(&snapshot, step);
-        self.save(&snapshot, state)
+        self.save(&snapshot, state)?;
+        // An older one that could not be saved no longer matters.
+        self.has_complaint.store(false, Relaxed);
+        self.saved().complaint = None;
+        Ok(())
     }
 
-    /// Takes other samples from now on, since they were dealt again. What was handed out must be in it as it was.
-    pub fn adopt(&self, assignment: &Assignment) -> Result<()> {
+    /// Takes other samples for the rest of `epoch`, since they were dealt again. What was handed out must be in it as it
+    /// was.
+    pub fn adopt(&self, epoch: u64, assignment: &Assignment) -> Result<()> {
         let Shared { partition, config, queue, .. } = &*self.shared;
-        let epoch = self.epoch();
         if queue.exchange(ShardStream::dealt(partition, config.rank(), epoch, assignment)?) {
             return Ok(());
         }
         Err(Error::Invalid(format!(
-            "worker {} was dealt other samples than it has handed out; deal with what it took",
-            config.rank().index()
+            "worker {} is in epoch {}, or was dealt other samples of epoch {epoch} than it has handed out; deal again with what it took",
+            config.rank().index(),
+            self.epoch()
         )))
     }
 
@@ -279,14 +307,14 @@ impl<D: Dataset> StreamingShardLoader<D> {
     }
 
     fn identity(&self) -> StreamIdentity<'_> {
-        let Shared { dataset, config, partition, keyed, .. } = &*self.shared;
+        let Shared { dataset, config, partition, facts, .. } = &*self.shared;
         StreamIdentity {
             rank: config.rank(),
             shuffle_seed: config.shuffle_seed(),
             strategy: config.partition_strategy(),
             samples: partition.len(),
             fingerprint: dataset.fingerprint(),
-            keyed: *keyed,
+            facts: *facts,
         }
     }
 
@@ -310,14 +338,16 @@ impl<D: Dataset> StreamingShardLoader<D> {
         if saved.stream != snapshot.number || saved.handed_out > handed_out {
             return Ok(());
         }
-        self.shared.meter.checkpoints.fetch_add(1, Relaxed);
-        if let Some(path) = self.shared.config.checkpoint_path() {
-            write_checkpoint(path, &state)?;
-        }
-        if let Some(coordinator) = &self.coordinator {
-            coordinator.register_checkpoint(state.rank, state)?;
-        }
         saved.handed_out = handed_out;
+        // A full disk must not keep it from the coordinator, nor the other way round.
+        let written =
+            self.shared.config.checkpoint_path().map_or(Ok(()), |path| write_checkpoint(path, &state));
+        let registered = self
+            .coordinator
+            .as_ref()
+            .map_or(Ok(()), |coordinator| coordinator.register_checkpoint(state.rank, state));
+        written.and(registered)?;
+        self.shared.meter.checkpoints.fetch_add(1, Relaxed);
         Ok(())
     }
 
@@ -350,8 +380,8 @@ struct Claimed<'a, T> {
 }
 
 impl<T> Claimed<'_, T> {
-    fn done(mut self) -> Option<Box<Snapshot<ShardStream>>> {
-        self.queue.done(self.ticket.take()?)
+    fn done(mut self) -> Result<Option<Box<Snapshot<ShardStream>>>, Stale> {
+        self.ticket.take().map_or(Err(Stale), |ticket| self.queue.done(ticket))
     }
 }
 

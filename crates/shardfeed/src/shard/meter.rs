@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::queue::Counts;
+use crate::mix;
 
 /// What a shard loader did so far. Every number is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -18,13 +19,13 @@ pub struct StreamingStats {
     pub prefetch_hits: u64,
     /// Samples that were not: the caller waited for them, or loaded them.
     pub prefetch_misses: u64,
-    /// What `Dataset::get` takes, on average, in microseconds. Where it takes less than one, every 64th call is
+    /// What `Dataset::get` takes, on average, in microseconds. Where it takes less than one, about every 64th call is
     /// measured.
     pub avg_load_time_us: f64,
     /// Checkpoints taken.
     pub num_checkpoints: u64,
-    /// The part of the time since the first call of `next` in which this worker did not wait for samples: 1 if it never
-    /// did. The waits of several callers add up.
+    /// The part of the time since the first call of `next` or `prefetch` in which this worker did not wait for samples: 1 if it
+    /// never did. Time after the end of an epoch does not count until the next sample; the waits of several callers add up.
     pub worker_utilization: f64,
 }
 
@@ -36,9 +37,10 @@ pub(super) struct Meter {
     waits: Timed,
     is_slow: AtomicBool,
     started: OnceLock<Instant>,
+    /// Nanoseconds from the first call to the one that found the epoch over; 0 while it is not. And between epochs.
+    ended_ns: AtomicU64,
+    paused_ns: AtomicU64,
     pub checkpoints: AtomicU64,
-    /// Samples of the worker's own that came from another machine.
-    pub remote: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -59,35 +61,50 @@ impl Timed {
     }
 }
 
-/// From here on every load is timed.
-const SLOW: Duration = Duration::from_micros(1);
+/// Where loads take longer, on average, each is timed.
+const SLOW_NS: f64 = 1000.0;
 const TIMED_EVERY: u64 = 64;
 
 impl Meter {
     /// Somebody asks for a sample.
     #[inline]
     pub fn begin(&self) {
-        self.started.get_or_init(Instant::now);
+        let started = self.started.get_or_init(Instant::now);
+        if self.ended_ns.load(Relaxed) > 0 {
+            let ended = self.ended_ns.swap(0, Relaxed);
+            let paused = if ended > 0 { started.elapsed().as_nanos() as u64 - ended } else { 0 };
+            self.paused_ns.fetch_add(paused, Relaxed);
+        }
+    }
+
+    /// The epoch is over: from here on nobody waits.
+    pub fn end(&self) {
+        if let Some(started) = self.started.get() {
+            self.ended_ns.store(started.elapsed().as_nanos() as u64, Relaxed);
+        }
+    }
+
+    /// Whether samples take so long that it is worth looking at the clock, and waking threads, for each.
+    #[inline]
+    pub fn is_slow(&self) -> bool {
+        self.is_slow.load(Relaxed)
     }
 
     /// A load ahead.
     pub fn load<T>(&self, load: impl FnOnce() -> T) -> T {
         let since = Instant::now();
         let loaded = load();
-        let took = since.elapsed();
-        self.loads.add(took);
-        self.is_slow.store(took > SLOW, Relaxed);
+        self.loads.add(since.elapsed());
+        self.is_slow.store(self.loads.mean_ns() > SLOW_NS, Relaxed);
         loaded
     }
 
     /// A load by a caller, who waits for it.
     #[inline]
     pub fn load_for_caller<T>(&self, position: u64, load: impl FnOnce() -> T) -> T {
-        if position.is_multiple_of(TIMED_EVERY) || self.is_slow.load(Relaxed) {
-            self.load(load)
-        } else {
-            load()
-        }
+        // Positions that are no multiples of anything, so that what happens at regular ones is not always, or never, seen.
+        let is_timed = mix(position).is_multiple_of(TIMED_EVERY) || self.is_slow() || position == 0;
+        if is_timed { self.load(load) } else { load() }
     }
 
     /// A caller waited for somebody else's load.
@@ -95,12 +112,20 @@ impl Meter {
         self.waits.add(since.elapsed());
     }
 
+    /// A caller waited for samples that it will ask for later.
+    pub fn waited_beforehand(&self, since: Instant) {
+        self.started.get_or_init(|| since);
+        self.waits.ns.fetch_add(since.elapsed().as_nanos() as u64, Relaxed);
+    }
+
     pub fn stats(&self, counts: Counts) -> StreamingStats {
-        let remote_samples = counts.foreign + self.remote.load(Relaxed);
+        let remote_samples = counts.foreign + counts.remote;
         // Who did not wait for somebody else's load loaded it.
         let loaded_by_callers = counts.misses.saturating_sub(self.waits.count.load(Relaxed));
         let waited = loaded_by_callers as f64 * self.loads.mean_ns() + self.waits.ns.load(Relaxed) as f64;
-        let elapsed = self.started.get().map_or(0.0, |started| started.elapsed().as_nanos() as f64);
+        let ended = self.ended_ns.load(Relaxed);
+        let running = || self.started.get().map_or(0.0, |started| started.elapsed().as_nanos() as f64);
+        let elapsed = if ended > 0 { ended as f64 } else { running() } - self.paused_ns.load(Relaxed) as f64;
         let worker_utilization = if elapsed > 0.0 { (1.0 - waited / elapsed).clamp(0.0, 1.0) } else { 1.0 };
         StreamingStats {
             samples_loaded: counts.handed_out,

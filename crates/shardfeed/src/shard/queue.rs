@@ -3,7 +3,7 @@
 //! Compiled twice: for the loader, and by `tests/prefetch_schedules.rs` against a scheduler that explores what threads
 //! may do.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -84,8 +84,12 @@ struct State<S, T> {
     number: u64,
     /// The first position that no caller has.
     next: u64,
-    /// Positions before it that are to be handed out again, since they could not be loaded.
-    again: BTreeSet<u64>,
+    /// Positions before it that nobody has: they could not be loaded, or others were faster before a restart. Some are
+    /// loaded.
+    again: BTreeMap<u64, Option<T>>,
+    /// Callers that load what they claimed; and callers that wait for them, since nothing else is left.
+    loading: usize,
+    at_the_end: usize,
     /// Positions from `ahead_from` on that are being loaded, or are.
     ahead: VecDeque<Entry<T>>,
     ahead_from: u64,
@@ -97,6 +101,10 @@ struct State<S, T> {
     counts: Counts,
     is_closed: bool,
 }
+
+/// The stream that a position was of is no more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stale;
 
 enum Entry<T> {
     /// By whom it is loaded.
@@ -111,9 +119,12 @@ enum Entry<T> {
 /// Positions that were handed out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Done {
-    /// All before this one, and some beyond.
+    /// All before this one.
     pub prefix: u64,
-    pub beyond: BTreeSet<u64>,
+    /// Beyond it, by where a range begins, where it ends. Several while callers are at work; few, however long one of them
+    /// takes.
+    beyond: BTreeMap<u64, u64>,
+    count: u64,
 }
 
 /// What happened since the queue was made.
@@ -121,8 +132,9 @@ pub(crate) struct Done {
 pub(crate) struct Counts {
     /// Samples handed out.
     pub handed_out: u64,
-    /// Of those, others' at first.
+    /// Of those, others' at first; and of the others, from another machine.
     pub foreign: u64,
+    pub remote: u64,
     /// Of those, loaded before they were asked for; and not.
     pub hits: u64,
     pub misses: u64,
@@ -131,47 +143,56 @@ pub(crate) struct Counts {
 impl Done {
     #[inline]
     fn add(&mut self, position: u64) {
-        if position != self.prefix {
-            self.beyond.insert(position);
+        self.count += 1;
+        if position == self.prefix {
+            self.prefix += 1;
+            if !self.beyond.is_empty()
+                && let Some(end) = self.beyond.remove(&self.prefix)
+            {
+                self.prefix = end;
+            }
             return;
         }
-        self.prefix += 1;
-        while !self.beyond.is_empty() && self.beyond.remove(&self.prefix) {
-            self.prefix += 1;
+        let end = self.beyond.remove(&(position + 1)).unwrap_or(position + 1);
+        match self.beyond.range_mut(..position).next_back() {
+            Some((_, before)) if *before == position => *before = end,
+            _ => drop(self.beyond.insert(position, end)),
         }
     }
 
     /// How many.
     pub fn count(&self) -> u64 {
-        self.prefix + self.beyond.len() as u64
+        self.count
     }
 
     /// As ranges, ascending and apart.
     pub fn ranges(&self) -> Vec<(u64, u64)> {
-        let mut ranges = Vec::new();
-        if self.prefix > 0 {
-            ranges.push((0, self.prefix));
-        }
-        for &position in &self.beyond {
-            match ranges.last_mut() {
-                Some((_, end)) if *end == position => *end += 1,
-                _ => ranges.push((position, position + 1)),
-            }
-        }
-        ranges
+        let first = (self.prefix > 0).then_some((0, self.prefix));
+        first.into_iter().chain(self.beyond.iter().map(|(&start, &end)| (start, end))).collect()
     }
 
     /// Of ranges that are ascending and apart.
     pub fn of_ranges(ranges: &[(u64, u64)]) -> Self {
-        let mut done = Self::default();
+        let mut done = Self { count: ranges.iter().map(|(start, end)| end - start).sum(), ..Self::default() };
         for &(start, end) in ranges {
-            if start == done.prefix && done.beyond.is_empty() {
+            if start == 0 {
                 done.prefix = end;
             } else {
-                done.beyond.extend(start..end);
+                done.beyond.insert(start, end);
             }
         }
         done
+    }
+
+    /// What lies between.
+    fn gaps(&self) -> impl Iterator<Item = u64> + '_ {
+        let ends = std::iter::once(self.prefix).chain(self.beyond.values().copied());
+        ends.zip(self.beyond.keys()).flat_map(|(end, &start)| end..start)
+    }
+
+    /// One past the last.
+    fn end(&self) -> u64 {
+        self.beyond.last_key_value().map_or(self.prefix, |(_, &end)| end)
     }
 }
 
@@ -182,7 +203,9 @@ impl<S: Stream, T> Queue<S, T> {
             stream,
             number: 0,
             next: 0,
-            again: BTreeSet::new(),
+            again: BTreeMap::new(),
+            loading: 0,
+            at_the_end: 0,
             ahead: VecDeque::new(),
             ahead_from: 0,
             pace,
@@ -199,13 +222,30 @@ impl<S: Stream, T> Queue<S, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next position, for the caller alone. Waits only while somebody else loads it; `waits` is called before.
+    /// The next position, for the caller alone. Waits only while somebody else loads it, or loads the last ones; `waits` is
+    /// called before. With `is_eager`, whoever loads ahead is woken for each sample that is taken.
     #[inline]
-    pub fn claim(&self, mut waits: impl FnMut()) -> Claim<S, T> {
+    pub fn claim(&self, is_eager: bool, mut waits: impl FnMut()) -> Claim<S, T> {
         let mut state = self.lock();
         'stream: loop {
-            let Some((position, place)) = state.take_next() else { return Claim::End };
-            let (number, mut is_hit) = (state.number, true);
+            let number = state.number;
+            if !state.again.is_empty()
+                && let Some(claim) = state.take_left_behind()
+            {
+                return claim;
+            }
+            let Some((position, place)) = state.take_next() else {
+                // What others are at may come back.
+                if state.loading == 0 {
+                    return Claim::End;
+                }
+                waits();
+                state.at_the_end += 1;
+                state = self.loaded.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.at_the_end -= 1;
+                continue 'stream;
+            };
+            let mut is_hit = true;
             while let Some(Entry::Loading(_)) = state.entry(position) {
                 is_hit = false;
                 waits();
@@ -219,9 +259,12 @@ impl<S: Stream, T> Queue<S, T> {
                     let snapshot = state.hand_out(position, place.is_foreign, is_hit);
                     Claim::Ready(place, item, snapshot)
                 }
-                _ => Claim::Load(Ticket { position, place, stream: number }),
+                _ => {
+                    state.loading += 1;
+                    Claim::Load(Ticket { position, place, stream: number })
+                }
             };
-            let has_room = state.has_much_room();
+            let has_room = state.is_worth_waking(is_eager);
             drop(state);
             if has_room {
                 self.room.notify_one();
@@ -230,22 +273,42 @@ impl<S: Stream, T> Queue<S, T> {
         }
     }
 
-    /// A caller has loaded what it claimed.
+    /// A caller has loaded what it claimed. An error if that is of a stream that is no more: then nobody wants it.
     #[inline]
-    pub fn done(&self, ticket: Ticket) -> Option<Box<Snapshot<S>>> {
+    pub fn done(&self, ticket: Ticket) -> Result<Option<Box<Snapshot<S>>>, Stale> {
         let mut state = self.lock();
         if ticket.stream != state.number {
-            return None;
+            return Err(Stale);
         }
-        state.hand_out(ticket.position, ticket.place.is_foreign, false)
+        state.loading -= 1;
+        let snapshot = state.hand_out(ticket.position, ticket.place.is_foreign, false);
+        self.tell_those_at_the_end(&state);
+        Ok(snapshot)
     }
 
     /// It could not: whoever asks next gets it again.
     pub fn failed(&self, ticket: Ticket) {
+        self.give_back(ticket, None);
+    }
+
+    fn give_back(&self, ticket: Ticket, item: Option<T>) {
         let mut state = self.lock();
         if ticket.stream == state.number {
-            state.again.insert(ticket.position);
+            state.loading -= 1;
+            state.again.insert(ticket.position, item);
+            self.tell_those_at_the_end(&state);
         }
+    }
+
+    fn tell_those_at_the_end(&self, state: &State<S, T>) {
+        if state.at_the_end > 0 {
+            self.loaded.notify_all();
+        }
+    }
+
+    /// A sample that was handed out came from another machine.
+    pub fn note_remote(&self) {
+        self.lock().counts.remote += 1;
     }
 
     /// For threads that load ahead: the next position, once there is room for it. `None` when the queue is closed.
@@ -277,14 +340,26 @@ impl<S: Stream, T> Queue<S, T> {
         }
     }
 
-    /// Returns once `count` positions are loaded ahead, or all that are left. The caller helps to `load` them.
+    /// Returns once the next `count` positions are loaded, or all that are left. The caller helps to `load` them.
     pub fn fill(&self, count: u64, mut load: impl FnMut(u64) -> Option<T>) {
         let mut state = self.lock();
         let number = state.number;
-        let until = state.next.saturating_add(count);
+        let mut left_behind: Vec<u64> = state.again.keys().copied().take(count as usize).collect();
+        let until = state.next.saturating_add(count - left_behind.len() as u64);
         state.wanted_until = state.wanted_until.max(until);
         self.room.notify_all();
         while !state.is_closed && state.number == number {
+            if let Some(position) = left_behind.pop() {
+                if let Some(None) = state.again.get(&position) {
+                    state.again.remove(&position);
+                    state.loading += 1;
+                    let place = state.stream.place(position);
+                    drop(state);
+                    self.give_back(Ticket { position, place, stream: number }, load(place.index));
+                    state = self.lock();
+                }
+                continue;
+            }
             if state.to_load() < until
                 && let Some(ahead) = state.load_ahead()
             {
@@ -305,12 +380,21 @@ impl<S: Stream, T> Queue<S, T> {
 
     /// Goes on with another stream, of which some positions are done. Returns the number of snapshots from now on.
     pub fn restart(&self, stream: S, done: Done) -> u64 {
-        let mut state = self.lock();
-        state.next = done.beyond.last().map_or(done.prefix, |last| last + 1);
-        state.again = (done.prefix..state.next).filter(|position| !done.beyond.contains(position)).collect();
+        self.restart_locked(self.lock(), stream, done)
+    }
+
+    /// The same, unless it was restarted since a snapshot of this number.
+    pub fn restart_since(&self, number: u64, stream: S) -> Option<u64> {
+        let state = self.lock();
+        (state.number == number).then(|| self.restart_locked(state, stream, Done::default()))
+    }
+
+    fn restart_locked(&self, mut state: MutexGuard<'_, State<S, T>>, stream: S, done: Done) -> u64 {
+        state.next = done.end();
+        state.again = done.gaps().map(|position| (position, None)).collect();
         (state.stream, state.done) = (stream, done);
         state.number += 1;
-        state.wanted_until = 0;
+        (state.wanted_until, state.loading) = (0, 0);
         state.ahead.clear();
         state.ahead_from = state.next;
         let number = state.number;
@@ -356,9 +440,9 @@ impl<S: Stream, T> Queue<S, T> {
 impl<S: Stream, T> State<S, T> {
     #[inline]
     fn take_next(&mut self) -> Option<(u64, Place)> {
-        let first_again = if self.again.is_empty() { None } else { self.again.pop_first() };
-        let position = match first_again {
-            Some(position) => position,
+        let again = if self.again.is_empty() { None } else { self.again.pop_first() };
+        let position = match again {
+            Some((position, _)) => position,
             None if self.next < self.stream.len() => {
                 self.next += 1;
                 self.next - 1
@@ -366,6 +450,17 @@ impl<S: Stream, T> State<S, T> {
             None => return None,
         };
         Some((position, self.stream.place(position)))
+    }
+
+    /// The first position that is left behind, if it is loaded.
+    #[cold]
+    fn take_left_behind(&mut self) -> Option<Claim<S, T>> {
+        let mut first = self.again.first_entry()?;
+        let item = first.get_mut().take()?;
+        let position = first.remove_entry().0;
+        let place = self.stream.place(position);
+        let snapshot = self.hand_out(position, place.is_foreign, true);
+        Some(Claim::Ready(place, item, snapshot))
     }
 
     #[inline]
@@ -413,9 +508,10 @@ impl<S: Stream, T> State<S, T> {
         to_load < until.min(self.stream.len())
     }
 
-    /// Whether it is worth waking somebody: not for each sample that is taken, which would cost more than most samples.
-    fn has_much_room(&self) -> bool {
-        self.may_load() && self.to_load() - self.next <= self.pace.ahead_max / 2
+    /// Whether somebody should be woken to load ahead: for each sample that is taken, or, since that would cost more than a
+    /// small sample does, for several at once.
+    fn is_worth_waking(&self, is_eager: bool) -> bool {
+        self.may_load() && (is_eager || self.to_load() - self.next <= self.pace.ahead_max / 2)
     }
 
     fn load_ahead(&mut self) -> Option<Ahead> {
@@ -433,5 +529,32 @@ impl<S: Stream, T> State<S, T> {
         self.loads += 1;
         self.ahead.push_back(Entry::Loading(self.loads));
         Some(Ahead { index: self.stream.place(position).index, position, load: self.loads })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_done_is_ranges_whatever_the_order() {
+        for seed in 0..200 {
+            let mut order: Vec<u64> = (0..12).collect();
+            order.sort_by_key(|position| (position * 7919 + seed * 104_729) % 31);
+            let (mut done, mut naive) = (Done::default(), std::collections::BTreeSet::new());
+            for position in order {
+                done.add(position);
+                naive.insert(position);
+                let listed: Vec<u64> =
+                    done.ranges().into_iter().flat_map(|(start, end)| start..end).collect();
+                assert_eq!(listed, naive.iter().copied().collect::<Vec<_>>());
+                assert!(done.ranges().windows(2).all(|pair| pair[0].1 < pair[1].0), "{done:?}");
+                assert_eq!((done.count(), done.end()), (naive.len() as u64, naive.last().unwrap() + 1));
+                let gaps: Vec<u64> = (0..done.end()).filter(|position| !naive.contains(position)).collect();
+                assert_eq!(done.gaps().collect::<Vec<_>>(), gaps);
+                assert_eq!(Done::of_ranges(&done.ranges()), done);
+            }
+            assert_eq!(done.ranges(), [(0, 12)]);
+        }
     }
 }

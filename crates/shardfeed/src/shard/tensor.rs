@@ -126,7 +126,7 @@ impl<T: Clone, D: ndarray::Dimension> TryFrom<ndarray::Array<T, D>> for Tensor<T
 }
 
 /// What labels are made of: numbers, of which those that are whole and not negative name a class.
-pub trait Element: Copy + Send + Sync + 'static {
+pub trait Element: Copy + std::fmt::Debug + Send + Sync + 'static {
     /// The class it names.
     fn class(self) -> Option<u64>;
 }

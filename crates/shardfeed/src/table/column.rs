@@ -81,6 +81,11 @@ impl Leaf {
         self.name.join(".")
     }
 
+    /// Where it is in the schema.
+    pub fn path(&self) -> String {
+        self.descriptor.path().string()
+    }
+
     /// Whether it is the column of this name, or part of it.
     pub fn is_in(&self, name: &str) -> bool {
         let own = self.name();
@@ -113,7 +118,7 @@ fn walk(descriptor: &ColumnDescriptor, root: &Type) -> (Vec<String>, Vec<i16>) {
         }
         if info.converted_type() == ConvertedType::LIST || info.logical_type_ref() == Some(&LogicalType::List)
         {
-            unnamed = 2;
+            unnamed = if is_element(node) { 1 } else { 2 };
         } else if info.converted_type() == ConvertedType::MAP
             || info.logical_type_ref() == Some(&LogicalType::Map)
         {
@@ -124,6 +129,16 @@ fn walk(descriptor: &ColumnDescriptor, root: &Type) -> (Vec<String>, Vec<i16>) {
         }
     }
     (name, levels)
+}
+
+/// Whether the repeated node of a list is its element already, as old writers have it, and not a wrapper around one.
+fn is_element(list: &Type) -> bool {
+    let Some(repeated) = list.get_fields().first() else { return true };
+    let name = repeated.name();
+    repeated.is_primitive()
+        || repeated.get_fields().len() != 1
+        || name == "array"
+        || name.strip_suffix("_tuple") == Some(list.name())
 }
 
 impl Column {
@@ -215,7 +230,27 @@ impl Column {
                 column.values = Values::Bytes { bytes, ends };
             }
         }
+        column.shrink();
         Ok(column)
+    }
+
+    /// It will not grow any more.
+    fn shrink(&mut self) {
+        self.definition.shrink_to_fit();
+        self.repetition.shrink_to_fit();
+        self.slot_starts.shrink_to_fit();
+        self.value_starts.shrink_to_fit();
+        match &mut self.values {
+            Values::Bools(values) => values.shrink_to_fit(),
+            Values::Ints(values) => values.shrink_to_fit(),
+            Values::Narrow(values) => values.shrink_to_fit(),
+            Values::Floats(values) => values.shrink_to_fit(),
+            Values::Singles(values) => values.shrink_to_fit(),
+            Values::Bytes { bytes, ends } => {
+                bytes.shrink_to_fit();
+                ends.shrink_to_fit();
+            }
+        }
     }
 
     /// `keep` takes the values of a portion and returns the bytes of all so far.
@@ -278,8 +313,8 @@ impl Column {
     }
 
     fn level_bytes(&self) -> u64 {
-        let levels = self.definition.len() + self.repetition.len();
-        (levels + 4 * (self.slot_starts.len() + self.value_starts.len())) as u64
+        let levels = self.definition.capacity() + self.repetition.capacity();
+        (levels + 4 * (self.slot_starts.capacity() + self.value_starts.capacity())) as u64
     }
 
     /// What it takes in memory.

@@ -40,8 +40,9 @@ struct Shared {
     /// File, row group in it, and its first row among all; ascending.
     row_groups: Vec<RowGroupPlace>,
     rows: u64,
-    /// Names of the columns in a record.
+    /// Names of the columns in a record, and where they are in the schema.
     columns: Arc<[String]>,
+    paths: Vec<String>,
     cache: RowGroupCache,
     /// The labels, or keys, of the row group that was asked for last: they are asked for in order.
     label: Option<SideColumn>,
@@ -64,6 +65,7 @@ struct RowGroupPlace {
 
 struct SideColumn {
     name: String,
+    path: String,
     last: Mutex<Option<(usize, Arc<DecodedRowGroup>)>>,
 }
 
@@ -142,21 +144,32 @@ impl ParquetDatasetBuilder {
             // Every file must have what is asked for, or it is named now.
             let schema = parquet.file_metadata().schema_descr();
             let leaves = leaves_of(&file.path, schema, &self.columns)?;
-            for side in self.label.iter().chain(&self.key) {
-                leaves_of(&file.path, schema, std::slice::from_ref(side))?;
-            }
-            let names: Vec<String> = leaves.iter().map(Leaf::name).collect();
-            Ok::<_, Error>((system.len(), modified_ns(&system), rows, names))
+            let side = |name: &Option<String>| {
+                name.as_ref()
+                    .map(|name| single_leaf(&file.path, schema, name).map(|leaf| leaf.path()))
+                    .transpose()
+            };
+            let columns = Columns {
+                names: leaves.iter().map(Leaf::name).collect(),
+                paths: leaves.iter().map(Leaf::path).collect(),
+                label: side(&self.label)?,
+                key: side(&self.key)?,
+            };
+            Ok::<_, Error>((system.len(), modified_ns(&system), rows, columns))
         })?;
         let (mut files, mut row_groups, mut first_row) = (Vec::new(), Vec::new(), 0_u64);
-        let mut columns: Option<Vec<String>> = None;
+        let mut columns: Option<Columns> = None;
         let mut words = Vec::new();
-        for (listed, (size, modified_ns, rows, names)) in listing.files.into_iter().zip(read) {
-            let columns = columns.get_or_insert_with(|| names.clone());
-            if *columns != names {
+        for (listed, (size, modified_ns, rows, here)) in listing.files.into_iter().zip(read) {
+            let columns = columns.get_or_insert_with(|| here.clone());
+            if *columns != here {
                 return Err(Error::Column {
                     path: listed.path,
-                    reason: format!("it has the columns {names:?}, where other files have {columns:?}"),
+                    reason: format!(
+                        "it has the columns {:?}, where other files have {:?}; write all files alike, or ask for columns that \
+                         all have",
+                        here.paths, columns.paths
+                    ),
                 });
             }
             words.extend(
@@ -182,21 +195,34 @@ impl ParquetDatasetBuilder {
             }
             files.push(RowFile { path: listed.path, size, modified_ns });
         }
-        let side = |name: Option<String>| name.map(|name| SideColumn { name, last: Mutex::default() });
+        let columns = columns.unwrap_or_default();
+        let side = |name: Option<String>, path: Option<String>| {
+            name.zip(path).map(|(name, path)| SideColumn { name, path, last: Mutex::default() })
+        };
         Ok(ParquetDataset {
             shared: Arc::new(Shared {
                 files,
                 row_groups,
                 rows: first_row,
-                columns: columns.unwrap_or_default().into(),
+                columns: columns.names.into(),
+                paths: columns.paths,
                 cache: RowGroupCache::new(self.cache_bytes),
-                label: side(self.label),
-                key: side(self.key),
+                label: side(self.label, columns.label),
+                key: side(self.key, columns.key),
                 // Never 0, which means that nobody knows.
                 fingerprint: key(&words).max(1),
             }),
         })
     }
+}
+
+/// What all files must have alike.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Columns {
+    names: Vec<String>,
+    paths: Vec<String>,
+    label: Option<String>,
+    key: Option<String>,
 }
 
 /// Far above any data set; sums stay in range.
@@ -212,8 +238,10 @@ fn leaves_of(path: &std::path::Path, schema: &SchemaDescriptor, names: &[String]
     let mut chosen = Vec::new();
     for name in names {
         let before = chosen.len();
-        chosen.extend(all.iter().filter(|leaf| leaf.is_in(name)).cloned());
-        if chosen.len() == before {
+        let is_new = |leaf: &&Leaf| !chosen.iter().any(|other: &Leaf| other.number == leaf.number);
+        let found: Vec<Leaf> = all.iter().filter(|leaf| leaf.is_in(name)).filter(is_new).cloned().collect();
+        chosen.extend(found);
+        if chosen.len() == before && !all.iter().any(|leaf| leaf.is_in(name)) {
             let found: Vec<String> = all.iter().take(20).map(Leaf::name).collect();
             return Err(Error::Column {
                 path: path.to_owned(),
@@ -222,6 +250,17 @@ fn leaves_of(path: &std::path::Path, schema: &SchemaDescriptor, names: &[String]
         }
     }
     Ok(chosen)
+}
+
+/// The one column of this name.
+fn single_leaf(path: &std::path::Path, schema: &SchemaDescriptor, name: &String) -> Result<Leaf> {
+    let mut leaves = leaves_of(path, schema, std::slice::from_ref(name))?;
+    if leaves.len() > 1 {
+        let found: Vec<String> = leaves.iter().map(Leaf::name).collect();
+        let reason = format!("column {name:?} is several: {}; name one of them", found.join(", "));
+        return Err(Error::Column { path: path.to_owned(), reason });
+    }
+    Ok(leaves.swap_remove(0))
 }
 
 impl Shared {
@@ -234,7 +273,7 @@ impl Shared {
         Ok((at, (index as u64 - self.row_groups[at].first_row) as usize))
     }
 
-    fn decode(&self, at: usize, columns: &[String]) -> Result<DecodedRowGroup> {
+    fn decode(&self, at: usize, paths: &[String]) -> Result<DecodedRowGroup> {
         let RowGroupPlace { file, number, .. } = self.row_groups[at];
         let RowFile { path, size, modified_ns: scanned } = &self.files[file];
         let (file, system, parquet) = read_metadata(path)?;
@@ -242,7 +281,15 @@ impl Shared {
             let what = format!("it had {size} bytes and now has {}, or was written to since", system.len());
             return Err(Error::Changed { path: path.clone(), what });
         }
-        let leaves = leaves_of(path, parquet.file_metadata().schema_descr(), columns)?;
+        let mut all = leaves_of(path, parquet.file_metadata().schema_descr(), &[])?;
+        // In the order in which they were asked for. The file is the one whose schema had them.
+        let leaves: Vec<Leaf> = paths
+            .iter()
+            .filter_map(|path| Some(all.swap_remove(all.iter().position(|leaf| leaf.path() == *path)?)))
+            .collect();
+        if leaves.len() != paths.len() {
+            return Err(Error::Changed { path: path.clone(), what: "it has other columns".to_owned() });
+        }
         let row_group = parquet.row_group(number as usize);
         let origin = Origin { path, row_group: number };
         DecodedRowGroup::read(origin, &file, *size, row_group, &leaves, self.cache.bytes_max())
@@ -266,7 +313,7 @@ impl Shared {
             _ => {
                 // The one before goes first.
                 *last = None;
-                let group = Arc::new(self.decode(at, std::slice::from_ref(&side.name))?);
+                let group = Arc::new(self.decode(at, std::slice::from_ref(&side.path))?);
                 *last = Some((at, Arc::clone(&group)));
                 group
             }
@@ -286,7 +333,7 @@ impl Dataset for ParquetDataset {
     fn get(&self, index: usize) -> Result<Record> {
         let shared = &*self.shared;
         let (at, row) = shared.place(index)?;
-        let group = shared.cache.get(at, || shared.decode(at, &shared.columns))?;
+        let group = shared.cache.get(at, || shared.decode(at, &shared.paths))?;
         Ok(Record::new(Arc::clone(&shared.columns), shared.values(at, &group, row)?))
     }
 

@@ -88,7 +88,9 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_loses_no_sample() {
     let file = dir.path().join("a file");
     std::fs::write(&file, "in the way").unwrap();
     let config = config(1, 0).with_checkpointing(5).with_checkpoint_path(file.join("rank0.json"));
-    let loader = StreamingShardLoader::new(Numbers::new(12), config).unwrap();
+    let loader = StreamingShardLoader::new(Numbers::new(12), config.clone()).unwrap();
+    let coordinator = Arc::new(StreamCoordinator::new(config).unwrap());
+    let loader = loader.with_coordinator(Arc::clone(&coordinator));
     let (mut samples, mut errors) = (Vec::new(), 0);
     while samples.len() < 12 {
         match loader.next() {
@@ -101,6 +103,9 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_loses_no_sample() {
     }
     assert_eq!((samples, errors), ((0..12).collect(), 2));
     assert!(loader.commit().is_err());
+    assert_eq!(loader.get_stats().num_checkpoints, 0);
+    // The coordinator knows all the same.
+    assert_eq!(coordinator.get_checkpoint(0).unwrap().unwrap().position, 12);
 }
 
 const CHILD: &str = "SHARDFEED_TEST_CHECKPOINT";
@@ -118,11 +123,12 @@ fn child() {
     }
 }
 
-fn run_child(path: &Path, wrapper: &[&str]) -> std::process::ExitStatus {
-    let this = std::env::current_exe().unwrap();
-    let mut words = wrapper.iter().map(std::ffi::OsString::from).chain([this.into()]);
-    Command::new(words.next().unwrap())
-        .args(words)
+/// The child, with at most so many bytes in a file. Without the signal that would kill it, so that it sees the error.
+fn run_child(path: &Path, bytes_max: u64) -> std::process::ExitStatus {
+    Command::new("prlimit")
+        .arg(format!("--fsize={bytes_max}"))
+        .args(["sh", "-c", r#"trap '' XFSZ; exec "$0" "$@""#])
+        .arg(std::env::current_exe().unwrap())
         .args(["checkpoints::child", "--exact", "--test-threads=1"])
         .env(CHILD, path)
         .output()
@@ -144,19 +150,21 @@ fn on_a_full_disk_the_old_one_stays() {
     old_checkpoint(&path);
     let len = std::fs::metadata(&path).unwrap().len();
     let (mut refused, mut written) = (0, 0);
-    // Limits are in blocks of 1024 bytes for some shells and bytes for others: asked of the kernel itself.
     for limit in (0..=len + 8).step_by(7) {
         old_checkpoint(&path);
-        let wrapper = ["prlimit".to_owned(), format!("--fsize={limit}")];
-        let status = run_child(&path, &wrapper.each_ref().map(String::as_str));
+        let status = run_child(&path, limit);
         let position = read_checkpoint(&path).unwrap().position;
-        if status.success() {
-            assert_eq!(position, 42);
-            written += 1;
-        } else {
-            assert_eq!(position, 41, "{status:?} at {limit} of {len} bytes");
-            refused += 1;
+        match status.code() {
+            Some(0) => {
+                assert_eq!(position, 42);
+                written += 1;
+            }
+            code => {
+                assert_eq!((code, position), (Some(7), 41), "at {limit} of {len} bytes");
+                refused += 1;
+            }
         }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left behind");
     }
     assert!(refused > 20 && written > 0, "{refused} {written}");
 }

@@ -1,7 +1,9 @@
 //! Which samples come, and in which order: whatever is loaded ahead, and wherever a stream is stopped.
 
 use proptest::prelude::*;
-use shardfeed::{CheckpointState, Dataset, Deals, PartitionStrategy, StreamingConfig, StreamingShardLoader};
+use shardfeed::{
+    CheckpointState, Dataset, Deals, PartitionStrategy, StreamingConfig, StreamingShardLoader, mix,
+};
 
 use crate::support::{Numbers, config, rest, strategies, take};
 
@@ -83,8 +85,13 @@ fn epochs_differ_and_come_again() {
 #[test]
 fn restored_at_every_position_the_rest_is_what_it_would_have_been() {
     for strategy in strategies(60, 3) {
-        for (seed, buffer) in [(None, 0), (Some(5), 0), (Some(5), 4)] {
+        for (seed, buffer, has_keys) in
+            [(None, 0, false), (Some(5), 0, false), (Some(5), 4, false), (None, 0, true), (Some(5), 4, true)]
+        {
             let config = || with(&strategy, config(3, 1), seed).with_prefetch_buffer_size(buffer);
+            let loader = |len: usize, config: StreamingConfig| {
+                StreamingShardLoader::new(Numbers { has_keys, ..Numbers::new(len) }, config).unwrap()
+            };
             let whole: Vec<Vec<usize>> = (0..2)
                 .map(|epoch| {
                     let loader = loader(60, config());
@@ -163,7 +170,7 @@ proptest! {
             deals.report(who, taken[who].len() as u64, throughput).unwrap();
             if deals.rebalance().is_some() {
                 for (rank, worker) in workers.iter().enumerate() {
-                    worker.adopt(deals.assignment(rank)).unwrap();
+                    worker.adopt(0, deals.assignment(rank)).unwrap();
                     prop_assert_eq!(worker.len() as u64, deals.assignment(rank).len());
                 }
             }
@@ -194,14 +201,35 @@ fn samples_of_others_are_counted_and_a_deal_that_forgets_what_was_taken_is_refus
     deals.report(0, 10, 3.0).unwrap();
     deals.report(1, 10, 1.0).unwrap();
     assert_eq!(deals.rebalance().unwrap().shares, [60, 20]);
-    worker.adopt(deals.assignment(0)).unwrap();
+    worker.adopt(0, deals.assignment(0)).unwrap();
     let samples = rest(&worker);
     assert_eq!(samples, (10..50).chain(80..100).collect::<Vec<_>>());
     let stats = worker.get_stats();
     assert_eq!((stats.samples_loaded, stats.local_samples, stats.remote_samples), (70, 50, 20));
-    let error = worker.adopt(deals.assignment(1)).unwrap_err().to_string();
-    assert!(error.contains("other samples than it has handed out"), "{error}");
+    let error = worker.adopt(0, deals.assignment(1)).unwrap_err().to_string();
+    assert!(error.contains("other samples of epoch 0 than it has handed out"), "{error}");
+    // A deal that comes too late is not one of the next epoch.
+    worker.reset();
+    let error = worker.adopt(0, deals.assignment(0)).unwrap_err().to_string();
+    assert!(error.contains("is in epoch 1"), "{error}");
+    assert_eq!(rest(&worker), (0..50).collect::<Vec<_>>());
     assert_eq!(worker.dataset().len(), 100);
+}
+
+/// The same samples in two stretches.
+const TWICE: &str = r#""assignment":[{"origin":0,"start":0,"end":10},{"origin":0,"start":0,"end":10}]"#;
+
+#[test]
+fn every_threshold_is_restored() {
+    for seed in 0..2000 {
+        let strategy = PartitionStrategy::Adaptive {
+            base_strategy: Box::new(PartitionStrategy::RoundRobin),
+            rebalance_threshold: mix(seed) as f64 / u64::MAX as f64,
+        };
+        let loader = loader(10, with(&strategy, config(1, 0), None).with_prefetch_buffer_size(0));
+        let stored = CheckpointState::from_json(&loader.get_checkpoint().to_json()).unwrap();
+        loader.restore_from_checkpoint(stored).unwrap();
+    }
 }
 
 #[test]
@@ -228,6 +256,13 @@ fn a_checkpoint_of_another_stream_is_refused_with_both_numbers() {
         ("\"processed\":[]", "\"processed\":[[0,5]]", "position 0 is not where"),
         ("\"processed\":[]", "\"processed\":[[5,5]]", "5..5 cannot follow"),
         ("\"processed\":[]", "\"processed\":[[5,7],[6,9]]", "6..9 cannot follow"),
+        ("\"processed\":[]", "\"processed\":[[70000,70001]]", "70000 positions between"),
+        (
+            "\"processed\":[]",
+            "\"processed\":[[18446744073709551614,18446744073709551615]]",
+            "positions between",
+        ),
+        ("\"assignment\":null", TWICE, "0..10 of worker 0 are given twice"),
         ("{", "[", "not a checkpoint"),
     ] {
         let error = CheckpointState::from_json(&json.replacen(from, to, 1)).unwrap_err().to_string();

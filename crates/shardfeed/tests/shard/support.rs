@@ -53,10 +53,6 @@ impl Dataset for Numbers {
         Ok(self.has_keys.then(|| Cow::Owned((index / 3).to_le_bytes().to_vec())))
     }
 
-    fn has_keys(&self) -> bool {
-        self.has_keys
-    }
-
     fn is_remote(&self, index: usize) -> bool {
         self.remote_every.is_some_and(|every| index.is_multiple_of(every))
     }

@@ -83,6 +83,37 @@ fn a_checkpoint_with_gaps_is_continued_with_the_gaps() {
 }
 
 #[test]
+fn at_the_end_all_callers_reset_and_one_epoch_follows() {
+    let loader = StreamingShardLoader::new(Numbers::new(300), config(1, 0).with_shuffle_seed(2)).unwrap();
+    for round in 0..50 {
+        let epoch = loader.epoch();
+        let taken: Vec<usize> = std::thread::scope(|scope| {
+            let take = || rest(&loader);
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(taken.into_iter().collect::<HashSet<_>>().len(), 300, "round {round}");
+        // Nobody is told that the epoch is over while somebody still has a part of it, so each of them goes on.
+        std::thread::scope(|scope| {
+            (0..4).for_each(|_| drop(scope.spawn(|| loader.reset())));
+        });
+        assert_eq!(loader.epoch(), epoch + 1);
+    }
+}
+
+#[test]
+fn what_others_were_faster_than_is_loaded_ahead_too() {
+    let loader =
+        StreamingShardLoader::new(Numbers::new(20), config(1, 0).with_prefetch_buffer_size(0)).unwrap();
+    let json = loader.get_checkpoint().to_json().replace("\"processed\":[]", "\"processed\":[[2,5],[6,9]]");
+    loader.restore_from_checkpoint(CheckpointState::from_json(&json).unwrap()).unwrap();
+    loader.prefetch(5).unwrap();
+    assert_eq!((0..5).map(|_| loader.next().unwrap().unwrap()).collect::<Vec<_>>(), [0, 1, 5, 9, 10]);
+    let stats = loader.get_stats();
+    assert_eq!((stats.prefetch_hits, stats.prefetch_misses), (5, 0));
+}
+
+#[test]
 fn a_restart_in_the_middle_of_everything_is_one() {
     let loader =
         StreamingShardLoader::new(Numbers::new(1_000), config(1, 0).with_prefetch_buffer_size(8)).unwrap();
