@@ -2,8 +2,8 @@ use parquet::basic::{ConvertedType, LogicalType, Repetition, Type as PhysicalTyp
 use parquet::column::page::PageReader;
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{
-    BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type, Int64Type,
-    Int96Type,
+    AsBytes, BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type,
+    Int64Type, Int96, Int96Type,
 };
 use parquet::schema::types::{ColumnDescPtr, ColumnDescriptor, Type};
 
@@ -158,78 +158,21 @@ impl Column {
             value_starts: Vec::new(),
             rows,
         };
-        match leaf.descriptor.physical_type() {
-            PhysicalType::BOOLEAN => {
-                let mut bools = Vec::new();
-                column.read_all::<BoolType>(pages, bytes_max, |values| {
-                    bools.append(values);
-                    bools.len()
-                })?;
-                column.values = Values::Bools(bools);
-            }
-            PhysicalType::INT32 => {
-                let mut ints = Vec::new();
-                column.read_all::<Int32Type>(pages, bytes_max, |values| {
-                    ints.append(values);
-                    4 * ints.len()
-                })?;
-                column.values = Values::Narrow(ints);
-            }
-            PhysicalType::INT64 => {
-                let mut ints = Vec::new();
-                column.read_all::<Int64Type>(pages, bytes_max, |values| {
-                    ints.append(values);
-                    8 * ints.len()
-                })?;
-                column.values = Values::Ints(ints);
-            }
+        column.values = match leaf.descriptor.physical_type() {
+            PhysicalType::BOOLEAN => Values::Bools(column.read_numbers::<BoolType>(pages, bytes_max)?),
+            PhysicalType::INT32 => Values::Narrow(column.read_numbers::<Int32Type>(pages, bytes_max)?),
+            PhysicalType::INT64 => Values::Ints(column.read_numbers::<Int64Type>(pages, bytes_max)?),
             PhysicalType::INT96 => {
-                let mut ints = Vec::new();
-                column.read_all::<Int96Type>(pages, bytes_max, |values| {
-                    ints.extend(values.drain(..).map(|value| value.to_nanos()));
-                    8 * ints.len()
-                })?;
-                column.values = Values::Ints(ints);
+                let times = column.read_numbers::<Int96Type>(pages, bytes_max)?;
+                Values::Ints(times.iter().map(Int96::to_nanos).collect())
             }
-            PhysicalType::FLOAT => {
-                let mut floats = Vec::new();
-                column.read_all::<FloatType>(pages, bytes_max, |values| {
-                    floats.append(values);
-                    4 * floats.len()
-                })?;
-                column.values = Values::Singles(floats);
-            }
-            PhysicalType::DOUBLE => {
-                let mut floats = Vec::new();
-                column.read_all::<DoubleType>(pages, bytes_max, |values| {
-                    floats.append(values);
-                    8 * floats.len()
-                })?;
-                column.values = Values::Floats(floats);
-            }
-            PhysicalType::BYTE_ARRAY => {
-                let (mut bytes, mut ends) = (Vec::new(), Vec::new());
-                column.read_all::<ByteArrayType>(pages, bytes_max, |values| {
-                    for value in values.drain(..) {
-                        bytes.extend_from_slice(value.data());
-                        ends.push(bytes.len() as u64);
-                    }
-                    bytes.len() + 8 * ends.len()
-                })?;
-                column.values = Values::Bytes { bytes, ends };
-            }
+            PhysicalType::FLOAT => Values::Singles(column.read_numbers::<FloatType>(pages, bytes_max)?),
+            PhysicalType::DOUBLE => Values::Floats(column.read_numbers::<DoubleType>(pages, bytes_max)?),
+            PhysicalType::BYTE_ARRAY => column.read_bytes::<ByteArrayType>(pages, bytes_max)?,
             PhysicalType::FIXED_LEN_BYTE_ARRAY => {
-                let (mut bytes, mut ends) = (Vec::new(), Vec::new());
-                column.read_all::<FixedLenByteArrayType>(pages, bytes_max, |values| {
-                    for value in values.drain(..) {
-                        bytes.extend_from_slice(value.data());
-                        ends.push(bytes.len() as u64);
-                    }
-                    bytes.len() + 8 * ends.len()
-                })?;
-                column.values = Values::Bytes { bytes, ends };
+                column.read_bytes::<FixedLenByteArrayType>(pages, bytes_max)?
             }
-        }
+        };
         column.shrink();
         Ok(column)
     }
@@ -251,6 +194,35 @@ impl Column {
                 ends.shrink_to_fit();
             }
         }
+    }
+
+    fn read_numbers<T: DataType>(
+        &mut self,
+        pages: Box<dyn PageReader>,
+        bytes_max: u64,
+    ) -> Result<Vec<T::T>, String> {
+        let mut numbers = Vec::new();
+        self.read_all::<T>(pages, bytes_max, |values| {
+            numbers.append(values);
+            size_of::<T::T>() * numbers.len()
+        })?;
+        Ok(numbers)
+    }
+
+    fn read_bytes<T: DataType>(
+        &mut self,
+        pages: Box<dyn PageReader>,
+        bytes_max: u64,
+    ) -> Result<Values, String> {
+        let (mut bytes, mut ends) = (Vec::new(), Vec::new());
+        self.read_all::<T>(pages, bytes_max, |values| {
+            for value in values.drain(..) {
+                bytes.extend_from_slice(value.as_bytes());
+                ends.push(bytes.len() as u64);
+            }
+            bytes.len() + 8 * ends.len()
+        })?;
+        Ok(Values::Bytes { bytes, ends })
     }
 
     /// `keep` takes the values of a portion and returns the bytes of all so far.
