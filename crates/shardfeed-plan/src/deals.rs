@@ -170,6 +170,11 @@ impl Deals {
         Ok(())
     }
 
+    /// A worker has taken so many of its samples so far; how fast it is, nobody knows yet.
+    pub fn report_taken(&mut self, worker: usize, taken: u64) -> Result<(), DealError> {
+        self.take(worker, taken)
+    }
+
     fn take(&mut self, worker: usize, taken: u64) -> Result<(), DealError> {
         let workers = self.workers.len();
         let who = self.workers.get_mut(worker).ok_or(DealError::NoWorker { worker, workers })?;
@@ -184,22 +189,41 @@ impl Deals {
     /// Deals what is left in proportion to throughput, if that is worth it. All workers must have reported what they
     /// took, and take nothing more until they know of the deal.
     pub fn rebalance(&mut self) -> Option<&Deal> {
-        let speeds = self.speeds()?;
+        self.deal_again(None)
+    }
+
+    /// The same for a worker that has nothing to do: it gets a sample if anybody has one left that is not begun. So nobody who
+    /// can work waits while there is work, as if samples were handed out one by one.
+    pub fn rebalance_for(&mut self, idle: usize) -> Option<&Deal> {
+        self.deal_again(Some(idle))
+    }
+
+    fn deal_again(&mut self, idle: Option<usize>) -> Option<&Deal> {
+        let speeds = self.speeds();
         let left = self.left();
         let (all_left, all_speed) = (left.iter().sum::<u64>(), speeds.iter().sum::<f64>());
         if all_left == 0 || all_speed <= 0.0 || !all_speed.is_finite() {
             return None;
         }
-        let is_someone_idle = left.iter().zip(&speeds).any(|(&left, &speed)| left == 0 && speed > 0.0);
-        if !is_someone_idle && variation(&speeds) <= self.threshold {
-            return None;
+        let idle = idle.filter(|&worker| left.get(worker) == Some(&0));
+        let has_nothing = |(&left, &speed): (&u64, &f64)| left == 0 && speed > 0.0;
+        if idle.is_none() && !left.iter().zip(&speeds).any(has_nothing) {
+            let ideal = all_left as f64 / all_speed;
+            let times = left.iter().zip(&speeds).map(|(&left, &speed)| time(left, speed));
+            let is_late = times.fold(0.0, f64::max) > ideal * (1.0 + LATENESS_MIN);
+            if !is_late || variation(&speeds) <= self.threshold {
+                return None;
+            }
         }
-        let ideal = all_left as f64 / all_speed;
-        let latest = left.iter().zip(&speeds).map(|(&left, &speed)| time(left, speed)).fold(0.0, f64::max);
-        if latest <= ideal * (1.0 + LATENESS_MIN) {
-            return None;
+        let mut shares = proportional(all_left, &speeds);
+        if let Some(idle) = idle.filter(|&idle| shares[idle] == 0) {
+            // Of the one who would be done last.
+            let others = (0..shares.len()).filter(|&other| shares[other] > 0);
+            let done = |other: usize| time(shares[other], speeds[other]);
+            let last = others.max_by(|&a, &b| done(a).total_cmp(&done(b))).expect("something is left");
+            shares[last] -= 1;
+            shares[idle] = 1;
         }
-        let shares = proportional(all_left, &speeds);
         // Less than a whole sample cannot be moved.
         if shares == left {
             return None;
@@ -222,10 +246,10 @@ impl Deals {
     }
 
     /// The speed of each; of those nobody heard of, that of the others.
-    fn speeds(&self) -> Option<Vec<f64>> {
+    fn speeds(&self) -> Vec<f64> {
         let known: Vec<f64> = self.workers.iter().filter_map(|worker| worker.throughput).collect();
-        let mean = (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)?;
-        Some(self.workers.iter().map(|worker| worker.throughput.unwrap_or(mean)).collect())
+        let mean = if known.is_empty() { 1.0 } else { known.iter().sum::<f64>() / known.len() as f64 };
+        self.workers.iter().map(|worker| worker.throughput.unwrap_or(mean)).collect()
     }
 
     fn left(&self) -> Vec<u64> {
@@ -270,50 +294,28 @@ fn variation(speeds: &[f64]) -> f64 {
     variance.sqrt() / mean
 }
 
-/// Whole shares of `all` after which everybody is done at about the same time. Each is in the middle of a sample already, as
-/// far as anybody knows: so who takes longer for one than for all that is left gets none.
+/// Whole shares of `all` that are within one of exact. What rounding leaves goes to those who are done with it first.
 fn proportional(all: u64, speeds: &[f64]) -> Vec<u64> {
     // In units of the fastest, so that no sum is infinite.
     let fastest = speeds.iter().copied().fold(0.0, f64::max);
     let speeds: Vec<f64> = speeds.iter().map(|speed| speed / fastest).collect();
-    let mut takes_part: Vec<bool> = speeds.iter().map(|&speed| speed > 0.0).collect();
-    let mut shares = vec![0_u64; speeds.len()];
-    loop {
-        let (count, sum) = speeds
-            .iter()
-            .zip(&takes_part)
-            .filter(|(_, takes_part)| **takes_part)
-            .fold((0.0, 0.0), |(count, sum), (speed, _)| (count + 1.0, sum + speed));
-        let end = (all as f64 + BEGUN * count) / sum;
-        let late = (0..speeds.len()).filter(|&worker| takes_part[worker] && end * speeds[worker] < BEGUN);
-        let late: Vec<usize> = late.collect();
-        if late.is_empty() {
-            let mut left = all;
-            for ((share, speed), _) in
-                shares.iter_mut().zip(&speeds).zip(&takes_part).filter(|(_, part)| **part)
-            {
-                // Floating point may round up; more than there is cannot be given.
-                *share = ((all as f64 * (speed / sum)) as u64).min(left);
-                left -= *share;
-            }
-            break;
-        }
-        for worker in late {
-            takes_part[worker] = false;
-        }
-    }
-    // What rounding leaves goes to those who are done with it first.
-    for _ in shares.iter().sum::<u64>()..all {
-        let done = |worker: usize| (shares[worker] as f64 + 1.0 + BEGUN) / speeds[worker];
+    let sum: f64 = speeds.iter().sum();
+    let mut left = all;
+    let share = |speed: &f64| {
+        // Floating point may round up; more than there is cannot be given.
+        let share = ((all as f64 * (speed / sum)) as u64).min(left);
+        left -= share;
+        share
+    };
+    let mut shares: Vec<u64> = speeds.iter().map(share).collect();
+    for _ in 0..left {
+        let done = |worker: usize| time(shares[worker] + 1, speeds[worker]);
         let first =
             (0..speeds.len()).min_by(|&a, &b| done(a).total_cmp(&done(b))).expect("somebody is there");
         shares[first] += 1;
     }
     shares
 }
-
-/// What is left of the sample that each worker is at, on average.
-const BEGUN: f64 = 0.5;
 
 impl Assignment {
     /// All that the base strategy gives a worker.

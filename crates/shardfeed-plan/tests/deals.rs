@@ -100,12 +100,17 @@ fn simulate(
     let mut workers = vec![Busy::default(); schedule.speeds.len()];
     let (mut now, mut longest_sample, mut report_at) = (0.0, 0.0_f64, schedule.report_every);
     loop {
-        for worker in 0..workers.len() {
-            if workers[worker].sample.is_none() && next(now, worker, &mut workers) {
-                let took = 1.0 / schedule.speeds[worker].at(now);
-                longest_sample = longest_sample.max(took);
-                workers[worker].taken += 1;
-                workers[worker].sample = Some((now, now + took));
+        // Again, while somebody begins: a deal may give samples to one who found none.
+        let mut has_begun = true;
+        while std::mem::take(&mut has_begun) {
+            for worker in 0..workers.len() {
+                if workers[worker].sample.is_none() && next(now, worker, &mut workers) {
+                    let took = 1.0 / schedule.speeds[worker].at(now);
+                    longest_sample = longest_sample.max(took);
+                    workers[worker].taken += 1;
+                    workers[worker].sample = Some((now, now + took));
+                    has_begun = true;
+                }
             }
         }
         let done = workers.iter().filter_map(|worker| worker.sample).map(|sample| sample.1).reduce(f64::min);
@@ -149,14 +154,17 @@ fn adaptive(schedule: &Schedule) -> Outcome {
             };
             if !has_more(&deals, workers) {
                 for (number, busy) in workers.iter().enumerate() {
-                    // Who has never done anything is taken for average.
+                    // Who has done nothing yet is taken for average.
                     match busy.throughput(now) {
                         Some(throughput) => deals.report(number, busy.taken, throughput).unwrap(),
-                        None if busy.taken > 0 => return false,
-                        None => {}
+                        None => deals.report_taken(number, busy.taken).unwrap(),
                     }
                 }
-                deals.rebalance();
+                if worker == usize::MAX {
+                    deals.rebalance();
+                } else {
+                    deals.rebalance_for(worker);
+                }
             }
             if !has_more(&deals, workers) {
                 return false;
@@ -195,24 +203,14 @@ fn with_constant_speeds_the_last_is_done_soon_after_the_ideal() {
 
 #[test]
 fn with_changing_speeds_it_is_nearly_as_good_as_dealing_one_by_one() {
-    let (mut worst, mut with_short_samples) = (0.0_f64, 0);
+    let mut worst = 0.0_f64;
     for number in 0..10_000 {
         let schedule = Schedule::random(number, true);
-        let (outcome, oracle) = (adaptive(&schedule), greedy(&schedule));
-        // Who begins a sample that takes as long as all the rest just before its speed changes is unlucky, and nobody who
-        // does not know the future can help it. Where no sample takes a fifth of the time, that is no excuse.
-        let excuse = if outcome.longest_sample > 0.2 * oracle.took {
-            outcome.longest_sample
-        } else {
-            with_short_samples += 1;
-            worst = worst.max(outcome.took / oracle.took);
-            0.0
-        };
-        let (took, best) = (outcome.took, oracle.took);
-        assert!(took <= 1.2 * best + excuse, "schedule {number}: {took} beside {best}, excuse {excuse}");
+        let (took, best) = (adaptive(&schedule).took, greedy(&schedule).took);
+        worst = worst.max(if best > 0.0 { took / best } else { 1.0 });
+        assert!(took <= 1.2 * best, "schedule {number}: {took} beside {best}");
     }
-    assert!(with_short_samples > 2000, "{with_short_samples}");
-    println!("worst of {with_short_samples} with short samples: {worst} of the oracle");
+    println!("worst: {worst} of the oracle");
 }
 
 proptest! {
@@ -234,7 +232,8 @@ proptest! {
             taken[who] = until;
             deals.report(who, until, if more % 5 == 0 { 0.0 } else { throughput }).unwrap();
             let before = deals.clone();
-            if let Some(deal) = deals.rebalance().cloned() {
+            let dealt = if more % 3 == 0 { deals.rebalance_for(who) } else { deals.rebalance() };
+            if let Some(deal) = dealt.cloned() {
                 prop_assert_eq!(&deal.taken, &taken);
                 // What was taken stays as it was.
                 for (who, &taken) in taken.iter().enumerate() {
@@ -286,6 +285,18 @@ fn one_who_has_nothing_left_gets_some_of_what_others_have() {
     deals.report(1, 20, 1.0).unwrap();
     assert_eq!(deals.rebalance().unwrap().shares, [40, 40]);
     assert_eq!(deals.assignment(0).stretches()[1], Stretch { origin: 1, start: 60, end: 100 });
+}
+
+#[test]
+fn one_who_asks_gets_a_sample_however_slow_it_is() {
+    let mut deals = Deals::new(&[3, 10], 0.1);
+    deals.report(0, 3, 0.001).unwrap();
+    deals.report(1, 8, 1000.0).unwrap();
+    assert_eq!(deals.clone().rebalance(), None, "the other is done with two before it has begun");
+    assert_eq!(deals.rebalance_for(0).unwrap().shares, [1, 1]);
+    deals.report(0, 4, 0.001).unwrap();
+    deals.report(1, 9, 1000.0).unwrap();
+    assert_eq!(deals.rebalance_for(1), None, "nothing is left");
 }
 
 #[test]
