@@ -36,6 +36,7 @@ mod partition; // samples             -> who gets which, in which order
 mod deals; // throughputs              -> what is left, dealt again
 mod dealt_order; // what is dealt     -> samples, one after another
 mod checkpoint_state; // where a worker's samples stand <-> JSON, and what must match to go on there
+pub mod lease; // time and events       -> who has which work, as workers come, slow down and die
 
 pub use checkpoint_state::{CHECKPOINT_FORMAT, CheckpointError, CheckpointState, Progress, StreamIdentity};
 pub use checksums::{PageChecksum, PageChecksums};
