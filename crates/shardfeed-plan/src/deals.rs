@@ -1,5 +1,7 @@
 use serde::{Deserialize, Serialize};
 
+use crate::{Assignment, Stretch};
+
 /// Samples dealt among workers, and dealt again as their speeds turn out to differ.
 ///
 /// A pure machine: reports go in, deals come out. Samples are named by whose they were at first: sample `i` of what the
@@ -38,26 +40,6 @@ pub struct Deal {
     pub taken: Vec<u64>,
     /// Samples that each worker has to take from now on.
     pub shares: Vec<u64>,
-}
-
-/// Samples of one worker, in the order in which it takes them: those that it took, then those that it has to.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<Stretch>", into = "Vec<Stretch>")]
-pub struct Assignment {
-    stretches: Vec<Stretch>,
-    /// One past the last position of each stretch.
-    ends: Vec<u64>,
-}
-
-/// Samples `start..end` of what the base strategy gives worker `origin`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stretch {
-    /// Whose they were at first.
-    pub origin: u32,
-    /// The first.
-    pub start: u64,
-    /// One past the last.
-    pub end: u64,
 }
 
 /// A report, or a deal, that does not fit what went before.
@@ -315,107 +297,4 @@ fn proportional(all: u64, speeds: &[f64]) -> Vec<u64> {
         shares[first] += 1;
     }
     shares
-}
-
-impl Assignment {
-    /// All that the base strategy gives a worker.
-    pub fn whole(origin: u32, len: u64) -> Self {
-        Self::from_iter((len > 0).then_some(Stretch { origin, start: 0, end: len }))
-    }
-
-    /// Samples of the worker, those that it took included.
-    pub fn len(&self) -> u64 {
-        self.ends.last().copied().unwrap_or(0)
-    }
-
-    /// Whether it has none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The stretches that it is made of.
-    pub fn stretches(&self) -> &[Stretch] {
-        &self.stretches
-    }
-
-    /// Whose the sample at `position` was at first, and which of them it is. `None` past the last.
-    pub fn place(&self, position: u64) -> Option<(u32, u64)> {
-        let at = self.ends.partition_point(|&end| end <= position);
-        let stretch = self.stretches.get(at)?;
-        Some((stretch.origin, stretch.end - (self.ends[at] - position)))
-    }
-
-    /// Whether both have the same samples up to a position.
-    pub fn is_same_until(&self, other: &Self, position: u64) -> bool {
-        let until = |assignment: &Self| {
-            let mut first = assignment.clone();
-            first.cut(position);
-            first
-        };
-        until(self) == until(other)
-    }
-
-    fn push(&mut self, stretch: Stretch) {
-        let len = self.len() + (stretch.end - stretch.start);
-        match self.stretches.last_mut() {
-            Some(last) if (last.origin, last.end) == (stretch.origin, stretch.start) => {
-                last.end = stretch.end;
-                self.ends.pop();
-            }
-            _ => self.stretches.push(stretch),
-        }
-        self.ends.push(len);
-    }
-
-    /// Keeps the first `len`. Returns the others.
-    fn cut(&mut self, len: u64) -> Vec<Stretch> {
-        let mut over = Vec::new();
-        while self.len() > len {
-            let (mut last, end) =
-                (self.stretches.pop().expect("not empty"), self.ends.pop().expect("as many"));
-            let excess = (end - len).min(last.end - last.start);
-            over.push(Stretch { start: last.end - excess, ..last });
-            last.end -= excess;
-            if last.start < last.end {
-                self.push(last);
-            }
-        }
-        over.reverse();
-        over
-    }
-}
-
-impl TryFrom<Vec<Stretch>> for Assignment {
-    type Error = String;
-
-    fn try_from(stretches: Vec<Stretch>) -> Result<Self, String> {
-        let mut sorted: Vec<&Stretch> = stretches.iter().collect();
-        sorted.sort_by_key(|stretch| (stretch.origin, stretch.start));
-        let overlap =
-            sorted.windows(2).find(|pair| pair[0].origin == pair[1].origin && pair[0].end > pair[1].start);
-        if let Some(&[_, Stretch { origin, start, end }]) = overlap {
-            return Err(format!("samples {start}..{end} of worker {origin} are given twice"));
-        }
-        let mut len = 0_u64;
-        for Stretch { origin, start, end } in &stretches {
-            let sum =
-                end.checked_sub(*start).filter(|&count| count > 0).and_then(|count| len.checked_add(count));
-            len = sum.ok_or_else(|| format!("samples {start}..{end} of worker {origin} cannot be"))?;
-        }
-        Ok(stretches.into_iter().collect())
-    }
-}
-
-impl From<Assignment> for Vec<Stretch> {
-    fn from(assignment: Assignment) -> Self {
-        assignment.stretches
-    }
-}
-
-impl FromIterator<Stretch> for Assignment {
-    fn from_iter<I: IntoIterator<Item = Stretch>>(stretches: I) -> Self {
-        let mut assignment = Self::default();
-        stretches.into_iter().for_each(|stretch| assignment.push(stretch));
-        assignment
-    }
 }

@@ -33,14 +33,16 @@ mod state; // where a stream stands  <-> JSON, and what must match to continue t
 mod report; // an epoch               -> what each rank reads and holds, without running it
 mod files; // whole files             -> who owns which, in which order
 mod partition; // samples             -> who gets which, in which order
+mod assignment; // samples of one worker, in the order in which it takes them
 mod deals; // throughputs              -> what is left, dealt again
 mod dealt_order; // what is dealt     -> samples, one after another
 mod checkpoint_state; // where a worker's samples stand <-> JSON, and what must match to go on there
 pub mod lease; // time and events       -> who has which work, as workers come, slow down and die
 
+pub use assignment::{Assignment, Stretch};
 pub use checkpoint_state::{CHECKPOINT_FORMAT, CheckpointError, CheckpointState, Progress, StreamIdentity};
 pub use checksums::{PageChecksum, PageChecksums};
-pub use deals::{Assignment, Deal, DealError, Deals, Stretch};
+pub use deals::{Deal, DealError, Deals};
 pub use dealt_order::DealtOrder;
 pub use files::{FileOrder, FileShardError};
 pub use lanes::{LaneWalk, Lanes, Place};

@@ -14,74 +14,64 @@ pub struct JobState {
     pub job: Meta,
     /// The epoch.
     pub epoch: u64,
-    /// Samples that are done, of those that the strategy gives each worker.
-    done: Vec<Ranges>,
+    /// Samples that the strategy gives each worker, as far as they were begun, and which of them are done.
+    begun: Vec<(u64, Ranges)>,
 }
 
 #[derive(Deserialize)]
 struct StoredJobState {
     job: Meta,
     epoch: u64,
-    done: Vec<Ranges>,
+    begun: Vec<(u64, Ranges)>,
 }
 
 impl TryFrom<StoredJobState> for JobState {
     type Error = String;
 
-    fn try_from(StoredJobState { job, epoch, done }: StoredJobState) -> Result<Self, String> {
+    fn try_from(StoredJobState { job, epoch, begun }: StoredJobState) -> Result<Self, String> {
         if job.format != JOB_FORMAT {
             return Err(format!("a job of format {}, this release reads {JOB_FORMAT}", job.format));
         }
-        if done.len() != job.world_size as usize {
-            return Err(format!("what {} workers did, of {}", done.len(), job.world_size));
+        if begun.len() != job.world_size as usize {
+            return Err(format!("what {} workers did, of {}", begun.len(), job.world_size));
         }
-        let mut count = 0_u64;
-        for ranges in &done {
-            let sum =
-                ranges.as_slice().iter().try_fold(count, |sum, (start, end)| sum.checked_add(end - start));
-            count = sum.ok_or("more samples than there are numbers")?;
+        let mut all = 0_u64;
+        for (origin, (len, done)) in begun.iter().enumerate() {
+            if done.end() > *len {
+                return Err(format!("sample {} of worker {origin} is done, who has {len}", done.end() - 1));
+            }
+            all = all
+                .checked_add(*len)
+                .filter(|&all| all <= job.samples)
+                .ok_or("more samples than there are")?;
         }
-        if count > job.samples {
-            return Err(format!("{count} of {} samples are done", job.samples));
-        }
-        Ok(Self { job, epoch, done })
+        Ok(Self { job, epoch, begun })
     }
 }
 
 impl JobState {
     /// Of a job, as a table of an epoch has it.
     pub fn new(job: Meta, epoch: u64, table: &Table) -> Self {
-        let mut done = vec![Ranges::default(); job.world_size as usize];
+        let mut begun = vec![(0, Ranges::default()); job.world_size as usize];
         for (id, (run, _)) in &table.runs {
-            if let Some(ranges) = done.get_mut(id.origin as usize) {
-                ranges.extend(&run.done);
+            if let Some((len, done)) = begun.get_mut(id.origin as usize) {
+                *len = (*len).max(run.end);
+                done.extend(&run.done);
             }
         }
-        Self { job, epoch, done }
+        Self { job, epoch, begun }
     }
 
     /// How many samples are done.
     pub fn processed_count(&self) -> u64 {
-        self.done.iter().map(Ranges::count).sum()
+        self.begun.iter().map(|(_, done)| done.count()).sum()
     }
 
-    /// What is done of the samples that the strategy gives a worker.
-    pub fn done(&self, origin: u32) -> Option<&Ranges> {
-        self.done.get(origin as usize)
-    }
-
-    /// The runs to begin with, where the strategy gives each worker so many samples. An error if more are done.
-    pub fn runs(&self, lens: &[u64]) -> Result<Vec<(RunId, Run)>, String> {
-        let mut runs = Vec::new();
-        for ((origin, &len), done) in (0..).zip(lens).zip(&self.done) {
-            if done.end() > len {
-                return Err(format!("sample {} of worker {origin} is done, who has {len}", done.end() - 1));
-            }
-            if !done.is_empty() {
-                runs.push((RunId { origin, start: 0 }, Run { done: done.clone(), ..Run::new(len) }));
-            }
-        }
-        Ok(runs)
+    /// The runs to begin with.
+    pub fn runs(&self) -> Vec<(RunId, Run)> {
+        let begun = (0..).zip(&self.begun).filter(|(_, (_, done))| !done.is_empty());
+        let run = |(len, done): &(u64, Ranges)| Run { done: done.clone(), ..Run::new(*len) };
+        begun.map(|(origin, begun)| (RunId { origin, start: 0 }, run(begun))).collect()
     }
 }
 

@@ -1,13 +1,15 @@
 use std::fmt;
 
-/// Where something is kept that workers share. Sorts as its [`path`](Key::path) does.
+/// Where something is kept that workers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// What the job is: its data and how they are divided.
     Meta,
     /// From which positions the job goes on: changes when it is restored.
     Generation,
-    /// A worker that is there, and how it does. Vanishes with its lease.
+    /// A worker that is there. Vanishes with its lease.
+    Alive(u32),
+    /// How a worker does, or did last.
     Worker(u32),
     /// The samples that a worker was registered with.
     Indices(u32),
@@ -15,7 +17,7 @@ pub enum Key {
     Checkpoint(u32),
     /// How the work of an epoch was dealt again.
     Deal(Scope),
-    /// Changes when there is something to take that nobody had before.
+    /// Changes when there is something to take that nobody had before. Lies among the owners, to be watched with them.
     Bell(Scope),
     /// Who has a run. Vanishes with its owner's lease.
     Owner(Scope, RunId),
@@ -49,11 +51,12 @@ impl Key {
         match self {
             Self::Meta => "meta".to_owned(),
             Self::Generation => "generation".to_owned(),
+            Self::Alive(rank) => format!("alive/{rank:08x}"),
             Self::Worker(rank) => format!("worker/{rank:08x}"),
             Self::Indices(rank) => format!("indices/{rank:08x}"),
             Self::Checkpoint(rank) => format!("checkpoint/{rank:08x}"),
             Self::Deal(scope) => format!("{scope}/deal"),
-            Self::Bell(scope) => format!("{scope}/bell"),
+            Self::Bell(scope) => format!("{scope}/owner/bell"),
             Self::Owner(scope, run) => format!("{scope}/owner/{run}"),
             Self::Run(scope, run) => format!("{scope}/run/{run}"),
         }
@@ -66,6 +69,7 @@ impl Key {
         let key = match *parts.as_slice() {
             ["meta"] => Self::Meta,
             ["generation"] => Self::Generation,
+            ["alive", digits] => Self::Alive(rank(digits)?),
             ["worker", digits] => Self::Worker(rank(digits)?),
             ["indices", digits] => Self::Indices(rank(digits)?),
             ["checkpoint", digits] => Self::Checkpoint(rank(digits)?),
@@ -74,7 +78,7 @@ impl Key {
                 let scope = Scope { generation: number(generation)?, epoch: number(epoch)? };
                 match *rest {
                     ["deal"] => Self::Deal(scope),
-                    ["bell"] => Self::Bell(scope),
+                    ["owner", "bell"] => Self::Bell(scope),
                     [kind, origin, start] => {
                         let run = RunId { origin: rank(origin)?, start: number(start)? };
                         match kind {
@@ -98,6 +102,8 @@ impl Key {
 pub enum Keys {
     /// This one.
     One(Key),
+    /// All workers that are there.
+    Alive,
     /// All workers.
     Workers,
     /// All owners of a scope.
@@ -112,6 +118,7 @@ impl Keys {
         let (first, last) = (RunId::default(), RunId { origin: u32::MAX, start: u64::MAX });
         match *self {
             Self::One(key) => (key, key),
+            Self::Alive => (Key::Alive(0), Key::Alive(u32::MAX)),
             Self::Workers => (Key::Worker(0), Key::Worker(u32::MAX)),
             Self::Owners(scope) => (Key::Owner(scope, first), Key::Owner(scope, last)),
             Self::Runs(scope) => (Key::Run(scope, first), Key::Run(scope, last)),
@@ -122,6 +129,7 @@ impl Keys {
     pub fn prefix(&self) -> Option<String> {
         match self {
             Self::One(_) => None,
+            Self::Alive => Some("alive/".to_owned()),
             Self::Workers => Some("worker/".to_owned()),
             Self::Owners(scope) => Some(format!("{scope}/owner/")),
             Self::Runs(scope) => Some(format!("{scope}/run/")),
@@ -153,11 +161,12 @@ mod tests {
         let golden = [
             (Key::Meta, "meta"),
             (Key::Generation, "generation"),
+            (Key::Alive(12), "alive/0000000c"),
             (Key::Worker(12), "worker/0000000c"),
             (Key::Indices(1), "indices/00000001"),
             (Key::Checkpoint(2), "checkpoint/00000002"),
             (Key::Deal(SCOPE), "g/00000000000000ab/0000000000000003/deal"),
-            (Key::Bell(SCOPE), "g/00000000000000ab/0000000000000003/bell"),
+            (Key::Bell(SCOPE), "g/00000000000000ab/0000000000000003/owner/bell"),
             (Key::Owner(SCOPE, RUN), "g/00000000000000ab/0000000000000003/owner/00000007/0000000000001000"),
             (Key::Run(SCOPE, RUN), "g/00000000000000ab/0000000000000003/run/00000007/0000000000001000"),
         ];

@@ -21,7 +21,7 @@ pub enum Value {
     Deal(Box<DealRecord>),
     /// Under [`Key::Bell`].
     Bell,
-    /// Under [`Key::Owner`].
+    /// Under [`Key::Owner`] and [`Key::Alive`].
     Owner(Owner),
     /// Under [`Key::Run`].
     Run(Run),
@@ -60,7 +60,7 @@ pub struct Generation {
     pub epoch: u64,
 }
 
-/// A worker that is there, and how it does.
+/// How a worker does.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerRecord {
     /// Tells this process from others that had the rank before.
@@ -83,7 +83,7 @@ pub struct WorkerRecord {
     pub heartbeat_ms: u64,
 }
 
-/// Who has a run.
+/// Who has a run, or a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// The process.
@@ -270,7 +270,7 @@ impl Value {
             Key::Checkpoint(_) => serde_json::from_slice(bytes).map(Self::Checkpoint),
             Key::Deal(_) => serde_json::from_slice(bytes).map(Self::Deal),
             Key::Bell(_) => Ok(Self::Bell),
-            Key::Owner(..) => serde_json::from_slice(bytes).map(Self::Owner),
+            Key::Alive(_) | Key::Owner(..) => serde_json::from_slice(bytes).map(Self::Owner),
             Key::Run(..) => serde_json::from_slice(bytes).map(Self::Run),
         };
         let refused = |reason: String| RecordError { path: key.path(), reason };
@@ -284,6 +284,9 @@ impl Value {
             }
             (Key::Worker(rank), Self::Worker(worker)) if worker.rank != *rank => {
                 Err(refused(format!("it is of worker {}", worker.rank)))
+            }
+            (Key::Alive(rank), Self::Owner(owner)) if owner.rank != *rank => {
+                Err(refused(format!("it is of worker {}", owner.rank)))
             }
             _ => Ok(value),
         }

@@ -25,9 +25,9 @@ pub struct Table {
 pub struct Present {
     /// What it says.
     pub record: WorkerRecord,
-    /// The change by which it came, and its last.
+    /// The change by which it came.
     pub created: u64,
-    /// See `created`.
+    /// The change by which it said so.
     pub modified: u64,
     /// The lease that it is there by.
     pub lease: u64,
@@ -35,9 +35,10 @@ pub struct Present {
 
 impl Table {
     /// What to read for the table of a scope.
-    pub fn keys(scope: Scope) -> [Keys; 5] {
+    pub fn keys(scope: Scope) -> [Keys; 6] {
         [
             Keys::One(Key::Generation),
+            Keys::Alive,
             Keys::Workers,
             Keys::One(Key::Deal(scope)),
             Keys::Owners(scope),
@@ -48,12 +49,20 @@ impl Table {
     /// From what was read. `lens`: samples that the strategy gives each worker.
     pub fn new(entries: Vec<Entry>, lens: &[u64]) -> Self {
         let mut table = Self::default();
+        let mut alive = BTreeMap::new();
         for Entry { key, value, created, modified, lease } in entries {
             match (key, value) {
                 (_, Value::Generation(generation)) => table.generation = (generation, modified),
-                (_, Value::Worker(record)) => {
-                    let rank = record.rank;
-                    table.workers.insert(rank, Present { record: *record, created, modified, lease });
+                (Key::Alive(rank), Value::Owner(owner)) => {
+                    alive.insert(rank, (owner, created, lease));
+                }
+                (Key::Worker(rank), Value::Worker(record)) => {
+                    // Of those that were there before, others have the rank, or nobody.
+                    if let Some(&(owner, created, lease)) = alive.get(&rank)
+                        && owner.session == record.session
+                    {
+                        table.workers.insert(rank, Present { record: *record, created, modified, lease });
+                    }
                 }
                 (_, Value::Deal(deal)) => table.deal = (*deal, modified),
                 (Key::Owner(_, run), Value::Owner(owner)) => {

@@ -325,7 +325,7 @@ impl World {
                         self.faults.count("takeovers");
                     }
                 }
-                Action::Shrink(cut) => self.shrink(rank, session, cut),
+                Action::Shrink { cut, .. } => self.shrink(rank, session, cut),
                 Action::Committed => {
                     let Some(process) = self.process(rank, session) else { return };
                     process.is_committing = false;
@@ -430,7 +430,12 @@ impl World {
             } else if !process.fresh.is_empty() && (process.todo.is_empty() || process.fresh.len() >= every) {
                 process.is_committing = true;
                 let done = process.fresh.iter();
-                let done = done.map(|&(run, sample, at)| Done { run, at, start: sample, end: sample + 1 });
+                let done = done.map(|&(run, sample, at)| Done {
+                    origin: run.origin,
+                    at,
+                    start: sample,
+                    end: sample + 1,
+                });
                 commit = Some(Event::Commit { done: done.collect(), step: None, checkpoint: None });
             }
         }

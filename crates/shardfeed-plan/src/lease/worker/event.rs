@@ -35,11 +35,11 @@ pub enum Event {
     Leave,
 }
 
-/// Samples `start..end` of a run, handed out from position `at` of the worker's stream on.
+/// Samples `start..end` of those that were `origin`'s at first, handed out from position `at` of the worker's stream on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// The run.
-    pub run: RunId,
+    /// Whose they were.
+    pub origin: u32,
     /// Position of the first.
     pub at: u64,
     /// The first.
@@ -97,7 +97,12 @@ pub enum Action {
         left: Ranges,
     },
     /// Hand out nothing beyond the first of these, if that is still possible, and say [`Event::Shrunk`].
-    Shrink(Cut),
+    Shrink {
+        /// The run, and where.
+        cut: Cut,
+        /// One past the run's last sample.
+        end: u64,
+    },
     /// What was to be committed is.
     Committed,
     /// These are likely to be taken over: what comes first of each could be kept at hand.

@@ -104,13 +104,15 @@ impl Worker {
     /// on from there. Then it is change 0, which no run has: the worker has the run no more.
     fn find_commit(&self, commit: &Write, table: &Table) -> Option<u64> {
         let Change::Commit { done, .. } = &commit.change else { return None };
-        let is_new = |done: &&Done| {
-            let held = self.held.get(&done.run);
-            held.is_some_and(|held| !held.run.done.gaps(done.start, done.end).is_empty())
+        let is_new = |done: &Done| {
+            let last = self
+                .held_of(done)
+                .filter(|(_, held, start, end)| !held.run.done.gaps(*start, *end).is_empty());
+            last.map(|(.., end)| (done.origin, end - 1)).last()
         };
-        let done = done.iter().rfind(is_new)?;
-        let mut runs = table.runs.iter().filter(|(id, _)| id.origin == done.run.origin);
-        let is_it = |part: &Part| part.joined == self.tag && (part.start..part.end).contains(&(done.end - 1));
+        let (origin, last) = done.iter().rev().find_map(is_new)?;
+        let mut runs = table.runs.iter().filter(|(id, _)| id.origin == origin);
+        let is_it = |part: &Part| part.joined == self.tag && (part.start..part.end).contains(&last);
         let (run, change) = runs.find(|(_, (run, _))| run.parts.iter().any(is_it)).map(|(_, there)| there)?;
         let is_mine = (run.by, run.seq) == (self.settings.session, commit.seq);
         Some(if is_mine { *change } else { 0 })
@@ -158,7 +160,8 @@ impl Worker {
         let is_busy = self.cut.is_some() || self.asked_to_shrink.is_some();
         if !is_busy && let Some(cut) = self.wanted_cut(table, scope.epoch) {
             self.asked_to_shrink = Some(cut.run);
-            actions.push(Action::Shrink(cut));
+            let end = self.held[&cut.run].run.end;
+            actions.push(Action::Shrink { cut, end });
         }
         if self.seen_deal.0 != table.deal.0.number {
             self.seen_deal = (table.deal.0.number, now);

@@ -307,19 +307,30 @@ impl Worker {
         }
     }
 
+    /// The runs that the worker has of what was done, with what of it is theirs.
+    fn held_of<'a>(&'a self, done: &'a Done) -> impl Iterator<Item = (RunId, &'a Held, u64, u64)> {
+        let first = RunId { origin: done.origin, start: 0 };
+        let last = RunId { origin: done.origin, start: u64::MAX };
+        self.held.range(first..=last).filter_map(move |(&id, held)| {
+            let (start, end) = (done.start.max(id.start), done.end.min(held.run.end));
+            (start < end).then_some((id, held, start, end))
+        })
+    }
+
     /// Runs as they will be after a change, and runs that come to be by it.
     fn changed(&self, change: &Change, seq: u64) -> (BTreeMap<RunId, Run>, BTreeMap<RunId, Run>) {
         let (mut runs, mut tails) = (BTreeMap::new(), BTreeMap::new());
         match change {
             Change::Commit { done, step, .. } => {
-                for Done { run: id, at, start, end } in done {
-                    let Some(held) = self.held.get(id) else { continue };
-                    let run: &mut Run = runs.entry(*id).or_insert_with(|| held.run.clone());
-                    let (rank, joined) = (self.settings.rank, self.tag);
-                    for &(first, last) in run.done.gaps(*start, (*end).min(held.run.end)).as_slice() {
-                        run.add(Part { rank, joined, at: at + (first - start), start: first, end: last });
+                let (rank, joined) = (self.settings.rank, self.tag);
+                for done in done {
+                    for (id, held, first, last) in self.held_of(done) {
+                        let run: &mut Run = runs.entry(id).or_insert_with(|| held.run.clone());
+                        run.step = *step;
+                        for &(start, end) in run.done.gaps(first, last).as_slice() {
+                            run.add(Part { rank, joined, at: done.at + (start - done.start), start, end });
+                        }
                     }
-                    run.step = *step;
                 }
                 runs.retain(|id, run| run.done != self.held[id].run.done);
             }

@@ -5,12 +5,17 @@ use super::super::kv::{Compare, Txn};
 use super::super::record::{Owner, Run, Value, WorkerRecord};
 use super::super::rules;
 use super::super::table::Table;
-use super::event::{Report, Request};
+use super::event::{End, Report, Request};
 use super::{Change, Doing, Worker, Write};
 
 impl Worker {
     pub(super) fn next_request(&mut self, now: u64) -> Option<(Doing, Request)> {
         if self.end.is_some() {
+            if self.end == Some(End::Left) && self.joined.is_some() {
+                let leave = self.leave();
+                self.joined = None;
+                return Some(leave);
+            }
             let lease = self.lease.take()?;
             return Some((Doing::Revoke, Request::Revoke(lease.id)));
         }
@@ -46,7 +51,7 @@ impl Worker {
             return Some((Doing::Cut, Request::Write(self.write(scope, lease.id, cut))));
         }
         if now >= self.report_at {
-            return Some(self.report(lease.id));
+            return Some(self.report());
         }
         let scope = scope.filter(|_| !self.is_over)?;
         if let Some((id, run, modified)) = self.wants.claim.take() {
@@ -64,7 +69,7 @@ impl Worker {
     fn look(&self) -> (Doing, Request) {
         let keys = match self.scope {
             Some(scope) => Table::keys(scope).to_vec(),
-            None => vec![Keys::One(Key::Generation), Keys::Workers],
+            None => vec![Keys::One(Key::Generation), Keys::Alive, Keys::Workers],
         };
         (Doing::Look, Request::Read(keys))
     }
@@ -99,19 +104,27 @@ impl Worker {
     }
 
     fn join(&self, lease: u64) -> (Doing, Request) {
-        let key = Key::Worker(self.settings.rank);
+        let alive = Key::Alive(self.settings.rank);
         let mut txn = self.txn();
-        txn.compares.push(Compare::Created(key, 0));
-        txn.puts.push((key, self.record(), lease));
+        txn.compares.push(Compare::Created(alive, 0));
+        let owner = Owner { session: self.settings.session, rank: self.settings.rank };
+        txn.puts.push((alive, Value::Owner(owner), lease));
+        txn.puts.push((Key::Worker(self.settings.rank), self.record(), 0));
         (Doing::Join, Request::Write(txn))
     }
 
-    fn report(&self, lease: u64) -> (Doing, Request) {
-        let key = Key::Worker(self.settings.rank);
+    fn report(&self) -> (Doing, Request) {
         let mut txn = self.txn();
-        txn.compares.push(Compare::Created(key, self.joined.unwrap_or(0)));
-        txn.puts.push((key, self.record(), lease));
+        txn.compares.push(Compare::Created(Key::Alive(self.settings.rank), self.joined.unwrap_or(0)));
+        txn.puts.push((Key::Worker(self.settings.rank), self.record(), 0));
         (Doing::Report, Request::Write(txn))
+    }
+
+    /// It leaves: nobody will think that it failed.
+    fn leave(&self) -> (Doing, Request) {
+        let (alive, worker) = (Key::Alive(self.settings.rank), Key::Worker(self.settings.rank));
+        let compares = vec![Compare::Created(alive, self.joined.unwrap_or(0))];
+        (Doing::Revoke, Request::Write(Txn { compares, puts: Vec::new(), deletes: vec![alive, worker] }))
     }
 
     fn release(&self) -> (Doing, Request) {
