@@ -171,6 +171,26 @@ pub enum Error {
         /// Why it is refused.
         source: CheckpointError,
     },
+    /// A coordinator that does not answer, or refuses.
+    #[error("{store}: {reason}")]
+    Coordinator {
+        /// Which, without secrets.
+        store: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// A worker that is out: it hands out nothing more.
+    #[error(
+        "worker {rank} is out of the job at {store}: {reason}; discard what was not committed, and join again with a new coordinator and loader"
+    )]
+    Fenced {
+        /// The worker.
+        rank: usize,
+        /// The coordinator, without secrets.
+        store: String,
+        /// Why.
+        reason: String,
+    },
     /// See [`SkipsError`].
     #[error(transparent)]
     Skips(#[from] SkipsError),

@@ -46,6 +46,8 @@ mod engine; // steps                     -> batches, on threads, within a byte b
 mod explain; // a step                   -> files, row groups, rows, tokens
 mod verify; // a source                  -> every damaged place
 mod state_file; // a state              <-> a file, whole or not at all
+mod streaming_config; // what users of shard loaders ask for
+mod coordinator; // workers             -> how they do, where they stand, who takes over
 mod loader; // engine and state          -> one rank's stream; whole files -> LMBatches
 mod shard; // any data set            -> one worker's samples
 mod table; // rows of any columns     -> records, by index
@@ -54,6 +56,7 @@ pub mod sample; // made-up data for the demo, the examples and the tests
 pub use array::Array;
 pub use batch::{Batch, BatchArrays, Dtype, IGNORE_LABEL, IdArray, LabelStyle};
 pub use cache::CachePolicy;
+pub use coordinator::{StreamCoordinator, WorkerHealth, WorkerRow};
 pub use dataset::{DataSet, ReadCounts};
 pub use decode::{RowGroupCursor, Segment};
 pub use error::{Error, Result};
@@ -65,15 +68,17 @@ pub use loader::{
 };
 pub use scan::{ScanOptions, ScanReport, scan};
 pub use shard::{
-    Dataset, Element, StreamCoordinator, StreamingConfig, StreamingShardIterator, StreamingShardLoader,
-    StreamingStats, Tensor, TensorDataset, read_checkpoint, write_checkpoint,
+    Dataset, Element, StreamingShardIterator, StreamingShardLoader, StreamingStats, Tensor, TensorDataset,
+    read_checkpoint, write_checkpoint,
 };
 pub use source::Source;
 pub use state_file::{read_state, write_state};
 pub use stats::LoaderStats;
+pub use streaming_config::StreamingConfig;
 pub use table::{ParquetDataset, ParquetDatasetBuilder, Record, Value};
 pub use verify::{Damage, VerifyOptions, VerifyReport, is_exactly_once, verify};
 
+pub use shardfeed_plan::lease::{DealRecord, JobState, WorkerStatus};
 pub use shardfeed_plan::{
     Assignment, Basis, CheckpointError, CheckpointState, DataFile, Deal, DealError, Deals, EpochOrder,
     EpochPlan, FileShardError, Fingerprint, IdType, Manifest, MemoryNeeds, Packing, PageChecksum,

@@ -53,32 +53,75 @@ fn median(mut rates: Vec<f64>) -> Option<f64> {
     Some(f64::midpoint(*low, *high))
 }
 
-/// Throughputs that were reported lately.
+/// Samples a second over the last while in which there was something to do.
 #[derive(Clone, Debug, Default)]
-pub struct Window {
-    /// When, in milliseconds, and samples a second.
+pub struct RateMeter {
+    /// When it was looked at, in milliseconds; how long it was busy until then, how many samples there were.
+    points: VecDeque<Point>,
+    /// Throughputs that somebody else measured, and when.
     reports: VecDeque<(u64, f64)>,
+    last: Option<f64>,
 }
 
-/// Reports older than this do not count.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    at_ms: u64,
+    busy_ms: u64,
+    samples: u64,
+}
+
+/// What happened longer ago does not count.
 pub const WINDOW_MS: u64 = 30_000;
 
-/// More reports than anybody needs.
-const REPORTS_MAX: usize = 1024;
+/// More points are not needed to know a rate.
+const POINTS_MAX: usize = 256;
 
-impl Window {
-    /// A throughput.
+/// A rate over less is chance.
+const BUSY_MIN_MS: u64 = 100;
+
+impl RateMeter {
+    /// So many samples now; was it busy since the last time? Returns the rate as far as it is known.
+    pub fn rate(&mut self, now_ms: u64, samples: u64, is_busy: bool) -> Option<f64> {
+        if let Some(mean) = self.mean_of_reports() {
+            return Some(mean);
+        }
+        let last = self.points.back().copied().unwrap_or(Point { at_ms: now_ms, busy_ms: 0, samples });
+        let passed = now_ms.saturating_sub(last.at_ms);
+        let busy_ms = last.busy_ms + if is_busy || samples > last.samples { passed } else { 0 };
+        let point = Point { at_ms: now_ms, busy_ms, samples };
+        // Not a point for every moment.
+        let spacing = WINDOW_MS / POINTS_MAX as u64;
+        match self.points.len() {
+            0 | 1 => self.points.push_back(point),
+            len if self.points[len - 1].busy_ms - self.points[len - 2].busy_ms < spacing => {
+                self.points[len - 1] = point;
+            }
+            _ => self.points.push_back(point),
+        }
+        while self.points.len() > POINTS_MAX
+            || self.points.front().is_some_and(|first| busy_ms - first.busy_ms > WINDOW_MS)
+        {
+            self.points.pop_front();
+        }
+        if let Some(first) = self.points.front().filter(|first| busy_ms - first.busy_ms >= BUSY_MIN_MS) {
+            let done = samples.saturating_sub(first.samples) as f64;
+            self.last = Some(done * 1000.0 / (busy_ms - first.busy_ms) as f64);
+        }
+        self.last
+    }
+
+    /// Somebody else measured it: from now on that counts.
     pub fn report(&mut self, now_ms: u64, rate: f64) {
         self.reports.push_back((now_ms, rate));
-        while self.reports.len() > REPORTS_MAX
+        while self.reports.len() > POINTS_MAX
             || self.reports.front().is_some_and(|(at, _)| now_ms.saturating_sub(*at) > WINDOW_MS)
         {
             self.reports.pop_front();
         }
     }
 
-    /// Their mean.
-    pub fn mean(&self) -> Option<f64> {
+    /// Of what somebody else measured lately.
+    pub fn mean_of_reports(&self) -> Option<f64> {
         let sum: f64 = self.reports.iter().map(|(_, rate)| rate).sum();
         (!self.reports.is_empty()).then(|| sum / self.reports.len() as f64)
     }
@@ -120,12 +163,32 @@ mod tests {
 
     #[test]
     fn old_reports_do_not_count() {
-        let mut window = Window::default();
-        assert_eq!(window.mean(), None);
-        window.report(0, 10.0);
-        window.report(WINDOW_MS, 20.0);
-        assert_eq!(window.mean(), Some(15.0));
-        window.report(WINDOW_MS + 1, 30.0);
-        assert_eq!(window.mean(), Some(25.0));
+        let mut meter = RateMeter::default();
+        assert_eq!(meter.mean_of_reports(), None);
+        meter.report(0, 10.0);
+        meter.report(WINDOW_MS, 20.0);
+        assert_eq!(meter.mean_of_reports(), Some(15.0));
+        meter.report(WINDOW_MS + 1, 30.0);
+        assert_eq!(meter.mean_of_reports(), Some(25.0));
+        assert_eq!(meter.rate(WINDOW_MS + 1, 7, true), Some(25.0));
+    }
+
+    #[test]
+    fn time_without_work_does_not_count() {
+        let mut meter = RateMeter::default();
+        assert_eq!(meter.rate(0, 0, true), None);
+        for second in 1..=10 {
+            meter.rate(second * 1000, second * 5, true);
+        }
+        assert_eq!(meter.rate(10_000, 50, true), Some(5.0));
+        // Nothing to do for an hour.
+        assert_eq!(meter.rate(3_610_000, 50, false), Some(5.0));
+        // Twice as fast: after the window nothing else counts.
+        for second in 1..=40 {
+            meter.rate(3_610_000 + second * 1000, 50 + second * 10, true);
+        }
+        assert_eq!(meter.rate(3_650_000, 450, true), Some(10.0));
+        // It stands still, though it has something to do.
+        assert!(meter.rate(3_665_000, 450, true).unwrap() < 5.1);
     }
 }

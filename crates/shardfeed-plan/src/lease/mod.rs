@@ -14,7 +14,7 @@ mod job_state; // a table             <-> what is saved with a model
 mod health; // reports               -> how a worker does
 mod worker; // time and events      -> what to ask, and to do
 
-pub use health::{Vitals, WINDOW_MS, Window, WorkerStatus, status};
+pub use health::{RateMeter, Vitals, WINDOW_MS, WorkerStatus, status};
 pub use job_state::JobState;
 pub use key::{Key, Keys, RunId, Scope};
 pub use kv::{Compare, Entry, LeaseGone, Memory, Txn};

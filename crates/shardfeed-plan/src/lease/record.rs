@@ -46,6 +46,28 @@ pub struct Meta {
     pub strategy: Option<PartitionStrategy>,
 }
 
+impl Meta {
+    /// What differs from what another process means by the job, if anything does.
+    pub fn check(&self, other: &Self) -> Result<(), String> {
+        fn same<T: PartialEq + std::fmt::Debug>(what: &str, ours: &T, theirs: &T) -> Result<(), String> {
+            if ours == theirs {
+                Ok(())
+            } else {
+                Err(format!("its {what} is {theirs:?}, here it is {ours:?}"))
+            }
+        }
+        same("format", &self.format, &other.format)?;
+        same("world size", &self.world_size, &other.world_size)?;
+        same("number of samples", &self.samples, &other.samples)?;
+        if self.fingerprint != 0 && other.fingerprint != 0 {
+            same("data fingerprint", &self.fingerprint, &other.fingerprint)?;
+        }
+        same("fingerprint of labels or keys", &self.facts, &other.facts)?;
+        same("shuffle seed", &self.shuffle_seed, &other.shuffle_seed)?;
+        same("strategy", &self.strategy, &other.strategy)
+    }
+}
+
 /// The version of what a job keeps.
 pub const JOB_FORMAT: u32 = 1;
 
@@ -73,6 +95,8 @@ pub struct WorkerRecord {
     pub epoch: u64,
     /// Whether it waits for work.
     pub is_waiting: bool,
+    /// Whether it left by itself.
+    pub has_left: bool,
     /// Samples handed out, and how many a second, once that is known.
     pub samples: u64,
     /// See `samples`.
@@ -322,6 +346,7 @@ mod tests {
             name: "host 4711".to_owned(),
             epoch: 1,
             is_waiting: false,
+            has_left: false,
             samples: 190,
             rate: Some(12.5),
             position: 90,
@@ -351,7 +376,7 @@ mod tests {
             (
                 Key::Worker(1),
                 Value::Worker(Box::new(worker)),
-                r#"{"session":77,"rank":1,"name":"host 4711","epoch":1,"is_waiting":false,"samples":190,"rate":12.5,"position":90,"heartbeat_ms":1700000000000}"#,
+                r#"{"session":77,"rank":1,"name":"host 4711","epoch":1,"is_waiting":false,"has_left":false,"samples":190,"rate":12.5,"position":90,"heartbeat_ms":1700000000000}"#,
             ),
             (
                 Key::Owner(SCOPE, ID),
@@ -395,7 +420,7 @@ mod tests {
             ),
             (
                 Key::Worker(3),
-                r#"{"session":77,"rank":1,"name":"","epoch":1,"is_waiting":false,"samples":1,"rate":null,"position":9,"heartbeat_ms":0}"#,
+                r#"{"session":77,"rank":1,"name":"","epoch":1,"is_waiting":false,"has_left":false,"samples":1,"rate":null,"position":9,"heartbeat_ms":0}"#,
             ),
             (Key::Owner(SCOPE, ID), "{"),
         ];

@@ -14,8 +14,10 @@ pub struct Table {
     pub runs: BTreeMap<RunId, (Run, u64)>,
     /// Who has which, and the change that gave it to them.
     pub owners: BTreeMap<RunId, (Owner, u64)>,
-    /// Workers that are there, and the changes by which they came, and wrote last.
+    /// Workers that are there.
     pub workers: BTreeMap<u32, Present>,
+    /// What is known of all that ever were.
+    pub records: BTreeMap<u32, WorkerRecord>,
     /// How the epoch was dealt again, and the change that wrote it.
     pub deal: (DealRecord, u64),
 }
@@ -61,8 +63,10 @@ impl Table {
                     if let Some(&(owner, created, lease)) = alive.get(&rank)
                         && owner.session == record.session
                     {
-                        table.workers.insert(rank, Present { record: *record, created, modified, lease });
+                        let record = (*record).clone();
+                        table.workers.insert(rank, Present { record, created, modified, lease });
                     }
+                    table.records.insert(rank, *record);
                 }
                 (_, Value::Deal(deal)) => table.deal = (*deal, modified),
                 (Key::Owner(_, run), Value::Owner(owner)) => {
@@ -82,15 +86,22 @@ impl Table {
         table
     }
 
-    /// Whether nothing is left to do.
+    /// Whether nothing is left to do, for anybody. What belongs to a worker that never came, and that nobody began, is left to
+    /// that worker.
     pub fn is_done(&self) -> bool {
-        self.runs.iter().all(|(id, (run, _))| run.is_done(id.start))
+        self.open().next().is_none()
+    }
+
+    /// Runs that are not done.
+    fn open(&self) -> impl Iterator<Item = RunId> + '_ {
+        let expected =
+            self.runs.iter().filter(|(id, (_, change))| *change > 0 || self.records.contains_key(&id.origin));
+        expected.filter(|(id, (run, _))| !run.is_done(id.start)).map(|(id, _)| *id)
     }
 
     /// Runs that nobody has and that are not done.
     fn free(&self) -> impl Iterator<Item = RunId> + '_ {
-        let open = self.runs.iter().filter(|(id, (run, _))| !run.is_done(id.start));
-        open.map(|(id, _)| *id).filter(|id| !self.owners.contains_key(id))
+        self.open().filter(|id| !self.owners.contains_key(id))
     }
 
     /// Whether a worker is there, and has not gone past this epoch.

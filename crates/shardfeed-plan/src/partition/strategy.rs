@@ -174,6 +174,14 @@ pub enum PartitionError {
 pub(super) const CLASSES_MAX: usize = 1 << 24;
 
 impl PartitionStrategy {
+    /// When an adaptive strategy deals again.
+    pub fn rebalance_threshold(&self) -> Option<f64> {
+        match self {
+            Self::Adaptive { rebalance_threshold, .. } => Some(*rebalance_threshold),
+            _ => None,
+        }
+    }
+
     /// Checks what can be checked without the data.
     pub fn validate(&self, world_size: u32) -> Result<(), PartitionError> {
         match self {

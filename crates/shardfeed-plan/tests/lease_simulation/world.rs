@@ -6,7 +6,7 @@ use std::fmt;
 use crate::lease::key::{Key, Keys, RunId, Scope};
 use crate::lease::kv::{Compare, Memory, Txn};
 use crate::lease::ranges::Ranges;
-use crate::lease::record::{Cut, Generation, Run, Value};
+use crate::lease::record::{Cut, Generation, Run, Value, WorkerRecord};
 use crate::lease::worker::{
     Action, Answer, Done, End, Event, Report, Request, Times, Worker, WorkerSettings,
 };
@@ -153,6 +153,13 @@ pub fn run(seed: u64) -> Outcome {
 
 impl World {
     fn run(&mut self) {
+        // All were there once before the first began, as `wait_for_workers` makes sure: who never came has no heirs.
+        let known = |rank: usize| {
+            let record = WorkerRecord { rank: rank as u32, ..WorkerRecord::default() };
+            (Key::Worker(rank as u32), Value::Worker(Box::new(record)), 0)
+        };
+        let puts = (0..self.processes.len()).map(known).collect();
+        self.kv.apply(0, &Txn { puts, ..Txn::default() }).expect("no lease").expect("no condition");
         for rank in 0..self.processes.len() {
             let at = self.dice.below(500);
             self.at(at, What::Start { rank });

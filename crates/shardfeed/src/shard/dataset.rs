@@ -39,6 +39,9 @@ pub trait Dataset: Send + Sync {
         false
     }
 
+    /// A sample may be asked for soon: what takes long could be done now. Nothing by default.
+    fn warm(&self, _index: usize) {}
+
     /// Tells one data set from another of the same length, so that a checkpoint is not restored into the wrong one. 0:
     /// nobody knows.
     fn fingerprint(&self) -> u64 {

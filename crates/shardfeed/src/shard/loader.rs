@@ -4,18 +4,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
+use shardfeed_plan::lease::{JOB_FORMAT, Meta};
 use shardfeed_plan::{
     Assignment, CheckpointError, CheckpointState, Classes, Facts, Needs, Owners, Partition,
-    PartitionStrategy, Progress, StreamIdentity,
+    PartitionStrategy, Progress, Rank, StreamIdentity,
 };
 
 use super::checkpoint_file::write_checkpoint;
-use super::config::StreamingConfig;
-use super::coordinator::StreamCoordinator;
 use super::dataset::Dataset;
+use super::leased::{Leased, LoaderWork, done_of};
 use super::meter::{Meter, StreamingStats};
 use super::queue::{Claim, Done, Pace, Queue, Snapshot, Stale, Stream, Ticket};
 use super::stream::ShardStream;
+use crate::coordinator::{News, Session, StreamCoordinator};
+use crate::streaming_config::StreamingConfig;
 use crate::{Error, Result, foreign};
 
 /// One worker's samples of a data set, one after another, in an order that depends on the configuration and the epoch
@@ -39,6 +41,10 @@ use crate::{Error, Result, foreign};
 /// ```
 pub struct StreamingShardLoader<D: Dataset> {
     shared: Arc<Shared<D>>,
+    /// Before the coordinator: it leaves the job first.
+    session: Option<Arc<Session>>,
+    /// Where samples are leased.
+    leased: Option<Leased>,
     coordinator: Option<Arc<StreamCoordinator>>,
     saved: Mutex<Saved>,
     /// A checkpoint could not be saved: whoever asks next is told, and loses no sample by it.
@@ -47,15 +53,18 @@ pub struct StreamingShardLoader<D: Dataset> {
 }
 
 /// What the threads share that load ahead.
-struct Shared<D: Dataset> {
-    dataset: D,
-    config: StreamingConfig,
-    partition: Partition,
+pub(super) struct Shared<D: Dataset> {
+    pub dataset: D,
+    pub config: StreamingConfig,
+    pub partition: Partition,
     /// What the order depends on besides.
     facts: u64,
-    queue: Queue<ShardStream, D::Sample>,
+    pub queue: Queue<ShardStream, D::Sample>,
     meter: Meter,
 }
+
+/// A sample, and, where that is due, how far the loader is.
+type Taken<D> = (<D as Dataset>::Sample, Option<Box<Snapshot<ShardStream>>>);
 
 /// Checkpoints are saved one at a time, and none after one that is further on, or after the stream was restarted.
 #[derive(Default)]
@@ -97,6 +106,8 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
         });
         let mut loader = Self {
             shared,
+            session: None,
+            leased: None,
             coordinator: None,
             saved: Mutex::default(),
             has_complaint: AtomicBool::new(false),
@@ -106,6 +117,53 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
             loader.start_threads()?;
         }
         Ok(loader)
+    }
+
+    /// Takes part in a job: tells how it does, and hands checkpoints on.
+    ///
+    /// With fault tolerance, or dynamic balancing, samples are leased: the loader hands out what it has a lease for, which may be
+    /// others' samples, and [`next`](Self::next) gives `None` only when the whole epoch is done, or nothing is left but to
+    /// commit. Otherwise the loader never waits for the coordinator.
+    pub fn with_coordinator(mut self, coordinator: Arc<StreamCoordinator>) -> Self {
+        if let Err(error) = self.join(&coordinator) {
+            self.complain_later(error);
+        }
+        self.coordinator = Some(coordinator);
+        self
+    }
+
+    fn join(&mut self, coordinator: &StreamCoordinator) -> Result<()> {
+        let Shared { config, partition, queue, .. } = &*self.shared;
+        let rank = config.rank();
+        if coordinator.world_size() != rank.world_size() {
+            return Err(Error::Invalid(format!(
+                "a loader of world size {} with a coordinator of world size {}; give both the same",
+                rank.world_size(),
+                coordinator.world_size()
+            )));
+        }
+        let identity = self.identity();
+        let meta = Meta {
+            format: JOB_FORMAT,
+            world_size: rank.world_size(),
+            samples: identity.samples,
+            fingerprint: identity.fingerprint,
+            facts: identity.facts,
+            shuffle_seed: identity.shuffle_seed,
+            strategy: Some(identity.strategy.clone()),
+        };
+        if config.is_leased() {
+            // Nothing is handed out but what is leased.
+            queue.restart(ShardStream::dealt(partition, rank, 0, &Assignment::default())?, Done::default());
+        }
+        let work = Arc::new(LoaderWork::new(Arc::clone(&self.shared)));
+        let session = coordinator.join(config, meta, config.is_leased(), work)?;
+        if config.is_leased() {
+            session.begin(0, self.lens(0));
+            self.leased = Some(Leased::new(Arc::clone(&session)));
+        }
+        self.session = Some(session);
+        Ok(())
     }
 
     fn start_threads(&mut self) -> Result<()> {
@@ -126,12 +184,6 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
 }
 
 impl<D: Dataset> StreamingShardLoader<D> {
-    /// Hands checkpoints to this coordinator.
-    pub fn with_coordinator(mut self, coordinator: Arc<StreamCoordinator>) -> Self {
-        self.coordinator = Some(coordinator);
-        self
-    }
-
     /// The next sample; `None` when the epoch is over.
     ///
     /// If it cannot be loaded, the next call tries the same one again. A checkpoint that could not be saved is an error
@@ -140,6 +192,22 @@ impl<D: Dataset> StreamingShardLoader<D> {
         if self.has_complaint.load(Relaxed) {
             self.complain()?;
         }
+        if let Some(leased) = &self.leased {
+            return self.next_leased(leased);
+        }
+        let Some((sample, snapshot)) = self.take()? else { return Ok(None) };
+        if let Some(snapshot) = snapshot {
+            let state = self.checkpoint(&snapshot, None);
+            if let Err(error) = self.save(&snapshot, state) {
+                self.complain_later(error);
+            }
+        }
+        Ok(Some(sample))
+    }
+
+    /// The next of the samples that the loader has, and, where that is due, how far it is.
+    #[inline]
+    fn take(&self) -> Result<Option<Taken<D>>> {
         let Shared { queue, meter, dataset, .. } = &*self.shared;
         meter.begin();
         let (place, sample, snapshot) = loop {
@@ -171,14 +239,54 @@ impl<D: Dataset> StreamingShardLoader<D> {
         if !place.is_foreign && dataset.is_remote(place.index as usize) {
             queue.note_remote();
         }
-        if let Some(snapshot) = snapshot {
-            let state = self.checkpoint(&snapshot, None);
-            if let Err(error) = self.save(&snapshot, state) {
-                self.saved().complaint = Some(error);
-                self.has_complaint.store(true, Relaxed);
+        Ok(Some((sample, snapshot)))
+    }
+
+    fn next_leased(&self, leased: &Leased) -> Result<Option<D::Sample>> {
+        let interval = self.shared.config.checkpoint_interval().map(|interval| interval as u64);
+        loop {
+            leased.session.check()?;
+            // Whoever asks for the next is done with those before.
+            if interval.is_some_and(|interval| leased.fresh() >= interval) {
+                self.commit_leased(leased, None)?;
+            }
+            let deliveries = leased.session.deliveries();
+            if let Some((sample, _)) = self.take()? {
+                leased.session.wait_for_the_lease()?;
+                leased.hand_out();
+                return Ok(Some(sample));
+            }
+            if leased.fresh() > 0 {
+                if interval.is_none() {
+                    return Ok(None);
+                }
+                self.commit_leased(leased, None)?;
+                continue;
+            }
+            match leased.session.wait_for_more(deliveries, self.epoch())? {
+                News::More => {}
+                News::Over => {
+                    leased.set_over(true);
+                    return Ok(None);
+                }
             }
         }
-        Ok(Some(sample))
+    }
+
+    fn commit_leased(&self, leased: &Leased, step: Option<u64>) -> Result<()> {
+        let state = leased.commit(|| {
+            let snapshot = self.shared.queue.snapshot();
+            let state = self.checkpoint(&snapshot, step);
+            leased.session.commit(done_of(&snapshot), step, Box::new(state.clone()))?;
+            Ok(state)
+        })?;
+        self.shared.meter.checkpoints.fetch_add(1, Relaxed);
+        self.shared.config.checkpoint_path().map_or(Ok(()), |path| write_checkpoint(path, &state))
+    }
+
+    fn complain_later(&self, error: Error) {
+        self.saved().complaint = Some(error);
+        self.has_complaint.store(true, Relaxed);
     }
 
     fn complain(&self) -> Result<()> {
@@ -195,9 +303,21 @@ impl<D: Dataset> StreamingShardLoader<D> {
         Ok(())
     }
 
-    /// Samples assigned to this worker in the epoch.
+    /// Samples assigned to this worker in the epoch; where they are leased, those that the strategy gives it.
     pub fn len(&self) -> usize {
+        if self.leased.is_some() {
+            let Shared { partition, config, .. } = &*self.shared;
+            return partition.order(config.rank(), self.epoch()).len() as usize;
+        }
         self.shared.queue.snapshot().stream.len() as usize
+    }
+
+    /// Samples that the strategy gives each worker.
+    fn lens(&self, epoch: u64) -> Vec<u64> {
+        let Shared { partition, config, .. } = &*self.shared;
+        let workers = config.rank().world_size();
+        let ranks = (0..workers).filter_map(|rank| Rank::new(rank, workers).ok());
+        ranks.map(|rank| partition.order(rank, epoch).len()).collect()
     }
 
     /// Whether none is.
@@ -214,6 +334,18 @@ impl<D: Dataset> StreamingShardLoader<D> {
     /// one should do so: one that comes later goes back to the beginning of the new epoch.
     pub fn reset(&self) {
         let Shared { partition, config, queue, .. } = &*self.shared;
+        if let Some(leased) = &self.leased {
+            if leased.is_over() {
+                self.set_epoch(self.epoch() + 1);
+            } else {
+                self.complain_later(Error::Invalid(
+                    "samples that are leased to several workers cannot be begun anew by one of them: restore the job with \
+                     StreamCoordinator::restore, or go on to the end of the epoch"
+                        .to_owned(),
+                ));
+            }
+            return;
+        }
         let Snapshot { stream, done, number } = queue.snapshot();
         let is_over = done.count() == stream.len();
         let stream = ShardStream::new(partition, config.rank(), stream.epoch + u64::from(is_over));
@@ -223,10 +355,23 @@ impl<D: Dataset> StreamingShardLoader<D> {
         }
     }
 
-    /// To the beginning of an epoch.
+    /// To the beginning of an epoch; where samples are leased, to where the workers are in it, and nowhere if it is this one.
     pub fn set_epoch(&self, epoch: u64) {
         let Shared { partition, config, .. } = &*self.shared;
-        self.restart(ShardStream::new(partition, config.rank(), epoch), Done::default());
+        let Some(leased) = &self.leased else {
+            return self.restart(ShardStream::new(partition, config.rank(), epoch), Done::default());
+        };
+        if epoch == self.epoch() {
+            return;
+        }
+        match ShardStream::dealt(partition, config.rank(), epoch, &Assignment::default()) {
+            Ok(stream) => {
+                self.restart(stream, Done::default());
+                leased.set_over(false);
+                leased.session.begin(epoch, self.lens(epoch));
+            }
+            Err(error) => self.complain_later(error.into()),
+        }
     }
 
     fn restart(&self, stream: ShardStream, done: Done) {
@@ -242,6 +387,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
 
     /// Continues with exactly the next sample. Refuses the checkpoint of another stream.
     pub fn restore_from_checkpoint(&self, state: impl Borrow<CheckpointState>) -> Result<()> {
+        self.refuse_if_leased()?;
         let state = state.borrow();
         let Shared { partition, config, .. } = &*self.shared;
         state.check(&self.identity())?;
@@ -268,6 +414,9 @@ impl<D: Dataset> StreamingShardLoader<D> {
     }
 
     fn commit_as(&self, step: Option<u64>) -> Result<()> {
+        if let Some(leased) = &self.leased {
+            return self.commit_leased(leased, step);
+        }
         let snapshot = self.shared.queue.snapshot();
         let state = self.checkpoint(&snapshot, step);
         self.save(&snapshot, state)?;
@@ -280,6 +429,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
     /// Takes other samples for the rest of `epoch`, since they were dealt again. What was handed out must be in it as it
     /// was.
     pub fn adopt(&self, epoch: u64, assignment: &Assignment) -> Result<()> {
+        self.refuse_if_leased()?;
         let Shared { partition, config, queue, .. } = &*self.shared;
         if queue.exchange(ShardStream::dealt(partition, config.rank(), epoch, assignment)?) {
             return Ok(());
@@ -291,9 +441,25 @@ impl<D: Dataset> StreamingShardLoader<D> {
         )))
     }
 
+    fn refuse_if_leased(&self) -> Result<()> {
+        if self.leased.is_none() {
+            return Ok(());
+        }
+        Err(Error::Invalid(
+            "these samples are leased to several workers, and where they stand is the coordinator's to say: restore the whole \
+             job with StreamCoordinator::restore, or make a loader without a coordinator"
+                .to_owned(),
+        ))
+    }
+
     /// What the loader did so far.
     pub fn get_stats(&self) -> StreamingStats {
         self.shared.meter.stats(self.shared.queue.counts())
+    }
+
+    /// Why the coordinator does not answer at present, or refuses; `None` if it does answer, or there is none.
+    pub fn coordinator_trouble(&self) -> Option<String> {
+        self.session.as_ref().and_then(|session| session.trouble())
     }
 
     /// The data set.
@@ -342,10 +508,15 @@ impl<D: Dataset> StreamingShardLoader<D> {
         // A full disk must not keep it from the coordinator, nor the other way round.
         let written =
             self.shared.config.checkpoint_path().map_or(Ok(()), |path| write_checkpoint(path, &state));
-        let registered = self
-            .coordinator
-            .as_ref()
-            .map_or(Ok(()), |coordinator| coordinator.register_checkpoint(state.rank, state));
+        let registered = match (&self.coordinator, &self.session) {
+            // Elsewhere: told when it answers.
+            (Some(coordinator), Some(session)) if !coordinator.is_local() => {
+                session.post(Box::new(state));
+                session.check()
+            }
+            (Some(coordinator), _) => coordinator.register_checkpoint(state.rank, state),
+            (None, _) => Ok(()),
+        };
         written.and(registered)?;
         self.shared.meter.checkpoints.fetch_add(1, Relaxed);
         Ok(())

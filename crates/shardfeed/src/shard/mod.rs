@@ -2,12 +2,11 @@
 
 mod tensor; // elements            -> an array of a shape
 mod dataset; // an index           -> a sample
-mod config; // what users ask for
-mod coordinator; // workers        -> where each of them stands
 mod checkpoint_file; // a checkpoint <-> a file, whole or not at all
 mod queue; // positions            -> each to one caller, some loaded ahead
 mod stream; // a position          -> an index
 mod meter; // loads and waits      -> averages
+mod leased; // a lease               -> samples, and what was done of them
 mod loader; // all of these        -> one worker's samples
 
 /// What the queue is built on; its tests put another scheduler here.
@@ -16,8 +15,6 @@ mod sync {
 }
 
 pub use checkpoint_file::{read_checkpoint, write_checkpoint};
-pub use config::StreamingConfig;
-pub use coordinator::StreamCoordinator;
 pub use dataset::{Dataset, TensorDataset};
 pub use loader::{StreamingShardIterator, StreamingShardLoader};
 pub use meter::StreamingStats;

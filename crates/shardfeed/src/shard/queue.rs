@@ -406,7 +406,17 @@ impl<S: Stream, T> Queue<S, T> {
 
     /// Exchanges the stream for one that is the same up to what callers have. False if it is not.
     pub fn exchange(&self, stream: S) -> bool {
-        let mut state = self.lock();
+        self.exchange_locked(self.lock(), stream)
+    }
+
+    /// The same, where the other stream follows from this one and the first position that no caller has. False if there is none.
+    pub fn exchange_with<E>(&self, other: impl FnOnce(&S, u64) -> Result<Option<S>, E>) -> Result<bool, E> {
+        let state = self.lock();
+        let stream = other(&state.stream, state.next)?;
+        Ok(stream.is_some_and(|stream| self.exchange_locked(state, stream)))
+    }
+
+    fn exchange_locked(&self, mut state: MutexGuard<'_, State<S, T>>, stream: S) -> bool {
         if stream.len() < state.next || !stream.is_same_until(&state.stream, state.next) {
             return false;
         }
@@ -417,6 +427,11 @@ impl<S: Stream, T> Queue<S, T> {
         self.loaded.notify_all();
         self.room.notify_all();
         true
+    }
+
+    /// The first position that was not handed out.
+    pub fn position(&self) -> u64 {
+        self.lock().done.prefix
     }
 
     /// Where it stands.

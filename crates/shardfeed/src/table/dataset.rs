@@ -337,6 +337,15 @@ impl Dataset for ParquetDataset {
         Ok(Record::new(Arc::clone(&shared.columns), shared.values(at, &group, row)?))
     }
 
+    /// Its row group is decoded, unless it is at hand.
+    fn warm(&self, index: usize) {
+        let shared = &*self.shared;
+        if let Ok((at, _)) = shared.place(index) {
+            // Whoever asks for it will see why not.
+            let _ = shared.cache.get(at, || shared.decode(at, &shared.paths));
+        }
+    }
+
     fn label(&self, index: usize) -> Result<Option<u64>> {
         let Some(side) = &self.shared.label else { return Ok(None) };
         match self.shared.side(side, index)? {

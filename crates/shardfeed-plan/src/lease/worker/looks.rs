@@ -47,6 +47,10 @@ impl Worker {
                 }
             }
         }
+        if self.joined.is_none() {
+            // Nobody expects anything of it yet.
+            return;
+        }
         if self.held.is_empty() && table.is_done() {
             self.is_over = true;
             self.report_at = now;

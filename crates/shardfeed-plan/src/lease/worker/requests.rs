@@ -92,6 +92,7 @@ impl Worker {
             name: self.settings.name.clone(),
             epoch: self.scope.map_or(0, |scope| scope.epoch),
             is_waiting: self.is_idle(),
+            has_left: self.end == Some(End::Left),
             samples,
             rate,
             position,
@@ -100,7 +101,7 @@ impl Worker {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.scope.is_some() && self.held.is_empty() && !self.is_over
+        self.scope.is_some() && self.held.is_empty() && !self.is_over && self.end.is_none()
     }
 
     fn join(&self, lease: u64) -> (Doing, Request) {
@@ -120,11 +121,12 @@ impl Worker {
         (Doing::Report, Request::Write(txn))
     }
 
-    /// It leaves: nobody will think that it failed.
+    /// It leaves: others need not wait for its lease to end.
     fn leave(&self) -> (Doing, Request) {
-        let (alive, worker) = (Key::Alive(self.settings.rank), Key::Worker(self.settings.rank));
+        let alive = Key::Alive(self.settings.rank);
         let compares = vec![Compare::Created(alive, self.joined.unwrap_or(0))];
-        (Doing::Revoke, Request::Write(Txn { compares, puts: Vec::new(), deletes: vec![alive, worker] }))
+        let puts = vec![(Key::Worker(self.settings.rank), self.record(), 0)];
+        (Doing::Revoke, Request::Write(Txn { compares, puts, deletes: vec![alive] }))
     }
 
     fn release(&self) -> (Doing, Request) {

@@ -1,4 +1,5 @@
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use shardfeed_plan::{PartitionStrategy, Rank, RankError};
 
@@ -27,11 +28,16 @@ pub struct StreamingConfig {
     checkpoint_path: Option<PathBuf>,
     replicas: usize,
     dynamic_balancing: bool,
+    lease: Duration,
 }
 
 /// Samples that may be loaded ahead. They are held in memory, whatever they take.
 const PREFETCH_MAX: usize = 1 << 24;
 const PREFETCH_THREADS_MAX: usize = 1024;
+const LEASE_MIN: Duration = Duration::from_millis(100);
+const LEASE_MAX: Duration = Duration::from_hours(1);
+/// Where no strategy says otherwise.
+const THRESHOLD: f64 = 0.2;
 
 impl StreamingConfig {
     /// Worker `rank` of `world_size`. By default samples are dealt in turn, not shuffled, and 16 of them loaded ahead.
@@ -50,6 +56,7 @@ impl StreamingConfig {
             checkpoint_path: None,
             replicas: 0,
             dynamic_balancing: false,
+            lease: Duration::from_secs(15),
         })
     }
 
@@ -91,15 +98,24 @@ impl StreamingConfig {
         self
     }
 
-    /// How many workers may take over what a worker leaves behind that fails.
+    /// How many of the other workers stand by to take over what a worker leaves behind that fails: with a coordinator. They go on
+    /// where it committed last. 0: nobody does.
     pub fn with_fault_tolerance(mut self, replicas: usize) -> Self {
         self.replicas = replicas;
         self
     }
 
-    /// Whether samples of an adaptive strategy are dealt again when workers turn out to be unequally fast.
+    /// Whether what is left is dealt again when workers turn out to be unequally fast: with a coordinator. An adaptive strategy says
+    /// how unequally; others do so when the coefficient of variation is above 0.2.
     pub fn with_dynamic_balancing(mut self, is_on: bool) -> Self {
         self.dynamic_balancing = is_on;
+        self
+    }
+
+    /// A worker that is not heard of for so long has failed; 15 seconds by default. It makes itself heard five times as often, and
+    /// hands out nothing in the last fifth, unless it was.
+    pub fn with_lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
         self
     }
 
@@ -119,6 +135,10 @@ impl StreamingConfig {
         if !(1..=PREFETCH_THREADS_MAX).contains(&self.prefetch_threads) {
             let given = self.prefetch_threads;
             return refuse(format!("{given} prefetch threads; give 1 to {PREFETCH_THREADS_MAX}"));
+        }
+        if !(LEASE_MIN..=LEASE_MAX).contains(&self.lease) {
+            let given = self.lease.as_millis();
+            return refuse(format!("a lease of {given} ms; give 100 ms to an hour"));
         }
         if self.replicas > self.rank.world_size() as usize {
             let (given, workers) = (self.replicas, self.rank.world_size());
@@ -173,6 +193,26 @@ impl StreamingConfig {
     pub fn dynamic_balancing(&self) -> bool {
         self.dynamic_balancing
     }
+
+    /// See [`with_lease`](Self::with_lease).
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// What is left is dealt again when the coefficient of variation is above this; `None`: never.
+    pub(crate) fn threshold(&self) -> Option<f64> {
+        self.dynamic_balancing.then(|| self.strategy.rebalance_threshold().unwrap_or(THRESHOLD))
+    }
+
+    /// Whether samples are leased to workers, or theirs for good.
+    pub(crate) fn is_leased(&self) -> bool {
+        self.replicas > 0 || self.dynamic_balancing
+    }
+
+    /// Fewer samples are not moved from one worker to another.
+    pub(crate) fn unit(&self) -> u64 {
+        self.checkpoint_interval.unwrap_or(1) as u64
+    }
 }
 
 #[cfg(test)]
@@ -193,6 +233,7 @@ mod tests {
         says(Ok(config().with_prefetch_buffer_size(usize::MAX)), "at most 16777216");
         says(Ok(config().with_prefetch_threads(0)), "0 prefetch threads");
         says(Ok(config().with_fault_tolerance(5)), "5 replicas");
+        says(Ok(config().with_lease(Duration::ZERO)), "a lease of 0 ms");
         let strategy = PartitionStrategy::RangeBased { ranges: vec![(0, 10)] };
         says(Ok(config().with_partition_strategy(strategy)), "1 ranges for 4 workers");
         config()

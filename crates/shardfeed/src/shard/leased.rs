@@ -1,0 +1,186 @@
+//! A shard loader whose samples are leased: what it may hand out comes from a session, and what it did goes there.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use shardfeed_plan::lease::{Cut, Done, Ranges, RunId};
+use shardfeed_plan::{Assignment, Rank, Stretch};
+
+use super::dataset::Dataset;
+use super::loader::Shared;
+use super::queue::Snapshot;
+use super::stream::ShardStream;
+use crate::coordinator::{Session, Work};
+use crate::{Result, foreign};
+
+/// A loader's lease, and what it handed out under it.
+pub(super) struct Leased {
+    pub session: Arc<Session>,
+    /// Samples handed out, and those of them that are committed.
+    handed_out: AtomicU64,
+    committed: AtomicU64,
+    /// One commit at a time.
+    commits: Mutex<()>,
+    /// Whether the epoch was found to be done.
+    is_over: AtomicBool,
+}
+
+impl Leased {
+    pub fn new(session: Arc<Session>) -> Self {
+        Self {
+            session,
+            handed_out: AtomicU64::new(0),
+            committed: AtomicU64::new(0),
+            commits: Mutex::default(),
+            is_over: AtomicBool::new(false),
+        }
+    }
+
+    /// A sample was handed out.
+    pub fn hand_out(&self) {
+        self.handed_out.fetch_add(1, Relaxed);
+    }
+
+    /// Samples that are handed out and not committed.
+    pub fn fresh(&self) -> u64 {
+        self.handed_out.load(Relaxed).saturating_sub(self.committed.load(Relaxed))
+    }
+
+    /// Commits what was handed out; the snapshot is taken when its turn comes.
+    pub fn commit<T>(&self, commit: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _turn = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
+        let handed_out = self.handed_out.load(Relaxed);
+        let done = commit()?;
+        self.committed.store(handed_out, Relaxed);
+        Ok(done)
+    }
+
+    pub fn set_over(&self, is_over: bool) {
+        self.is_over.store(is_over, Relaxed);
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Relaxed)
+    }
+}
+
+/// What was handed out, as the session wants to know it.
+pub(super) fn done_of(snapshot: &Snapshot<ShardStream>) -> Vec<Done> {
+    let Some(assignment) = snapshot.stream.assignment() else { return Vec::new() };
+    let ranges = snapshot.done.ranges().into_iter();
+    let stretches = ranges.flat_map(|(start, end)| assignment.between(start, end));
+    stretches.map(|(at, Stretch { origin, start, end })| Done { origin, at, start, end }).collect()
+}
+
+/// What a session does with a loader.
+pub(super) struct LoaderWork<D: Dataset> {
+    shared: Arc<Shared<D>>,
+    /// What is kept at hand, so that it is not fetched again.
+    warmed: Arc<Mutex<BTreeMap<RunId, u64>>>,
+    is_warming: Arc<AtomicBool>,
+}
+
+impl<D: Dataset> LoaderWork<D> {
+    pub fn new(shared: Arc<Shared<D>>) -> Self {
+        Self { shared, warmed: Arc::default(), is_warming: Arc::default() }
+    }
+}
+
+impl<D: Dataset + 'static> Work for LoaderWork<D> {
+    fn progress(&self) -> (u64, u64) {
+        let queue = &self.shared.queue;
+        (queue.counts().handed_out, queue.position())
+    }
+
+    /// Its own samples after what it has; somebody else's at once, since they are late.
+    fn deliver(&self, run: RunId, left: &Ranges) -> Result<()> {
+        let Shared { partition, config, queue, .. } = &*self.shared;
+        let rank = config.rank();
+        let more = left.as_slice().iter().map(|&(start, end)| Stretch { origin: run.origin, start, end });
+        queue.exchange_with(|stream, next| {
+            let have = stream.assignment().cloned().unwrap_or_default();
+            let at = if run.origin == rank.index() { have.len() } else { next };
+            ShardStream::dealt(partition, rank, stream.epoch, &have.with(at, more)).map(Some)
+        })?;
+        Ok(())
+    }
+
+    fn shrink(&self, cut: &Cut, end: u64) -> Cut {
+        let Shared { partition, config, queue, .. } = &*self.shared;
+        let (rank, unit) = (config.rank(), config.unit());
+        let mut at = Vec::new();
+        let shrunk = queue.exchange_with(|stream, next| {
+            let Some(have) = stream.assignment() else { return Ok(None) };
+            let Some(first) = first_to_give(have, next, cut, end, unit) else { return Ok(None) };
+            let of = Stretch { origin: cut.run.origin, start: first, end };
+            let stream = ShardStream::dealt(partition, rank, stream.epoch, &have.without(next, of))?;
+            at.push(first);
+            at.extend(cut.at.iter().copied().filter(|&point| point > first && point < end));
+            Ok::<_, crate::Error>(Some(stream))
+        });
+        if !matches!(shrunk, Ok(true)) {
+            at.clear();
+        }
+        Cut { run: cut.run, at }
+    }
+
+    fn warm(&self, starts: &[(RunId, u64)]) {
+        let mut warmed = self.warmed.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted: Vec<(RunId, u64)> =
+            starts.iter().copied().filter(|(run, start)| warmed.get(run) != Some(start)).collect();
+        if wanted.is_empty() || self.is_warming.swap(true, Relaxed) {
+            return;
+        }
+        *warmed = starts.iter().copied().collect();
+        let (shared, is_warming) = (Arc::clone(&self.shared), Arc::clone(&self.is_warming));
+        // Apart from the session, which must not wait for data.
+        let started = std::thread::Builder::new().name("shardfeed-warm".to_owned()).spawn(move || {
+            let Shared { dataset, partition, queue, config, .. } = &*shared;
+            let epoch = queue.snapshot().stream.epoch;
+            for (run, start) in wanted {
+                let Ok(origin) = Rank::new(run.origin, config.rank().world_size()) else { continue };
+                let index = partition.order(origin, epoch).index(start);
+                // Whoever needs it will see what is wrong with it.
+                let _ = foreign::call(|| index.map(|index| dataset.warm(index as usize)));
+            }
+            is_warming.store(false, Relaxed);
+        });
+        if started.is_err() {
+            self.is_warming.store(false, Relaxed);
+        }
+    }
+}
+
+/// The first sample of a run that can be given up: at the cut or after it, where nobody has a part of the unit.
+fn first_to_give(have: &Assignment, next: u64, cut: &Cut, end: u64, unit: u64) -> Option<u64> {
+    let run = cut.run;
+    let taken = have.between(0, next).into_iter().map(|(_, stretch)| stretch);
+    let taken = taken
+        .filter(|stretch| stretch.origin == run.origin && stretch.start < end && stretch.end > run.start);
+    let taken = taken.map(|stretch| stretch.end).max().unwrap_or(run.start).min(end);
+    let unit_end = run.start + (taken - run.start).next_multiple_of(unit.max(1));
+    let first = (*cut.at.first()?).max(unit_end).max(run.start + 1);
+    (first < end).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_handed_out_stays_and_its_unit_with_it() {
+        let run = RunId { origin: 1, start: 100 };
+        let have: Assignment = [(0, 0, 10), (1, 100, 200)]
+            .map(|(origin, start, end)| Stretch { origin, start, end })
+            .into_iter()
+            .collect();
+        let first = |next, at| first_to_give(&have, next, &Cut { run, at: vec![at] }, 200, 8);
+        assert_eq!(first(5, 150), Some(150));
+        assert_eq!(first(10, 101), Some(101));
+        assert_eq!(first(11, 101), Some(108));
+        assert_eq!(first(18, 101), Some(108));
+        assert_eq!(first(19, 101), Some(116));
+        assert_eq!(first(110, 101), None);
+    }
+}

@@ -1,0 +1,257 @@
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+use shardfeed::{
+    Error, JobState, PartitionStrategy, StreamCoordinator, StreamingConfig, StreamingShardLoader,
+    WorkerStatus,
+};
+
+use super::support::{Numbers, config, loader, wait_until, work};
+
+const EVERYTHING: usize = usize::MAX;
+
+fn sorted(mut all: Vec<usize>) -> Vec<usize> {
+    all.sort_unstable();
+    all
+}
+
+fn adaptive(config: StreamingConfig) -> StreamingConfig {
+    config
+        .with_partition_strategy(PartitionStrategy::Adaptive {
+            base_strategy: Box::new(PartitionStrategy::Contiguous),
+            rebalance_threshold: 0.1,
+        })
+        .with_dynamic_balancing(true)
+}
+
+/// Runs workers in threads, each with what it is to do; returns what each committed.
+fn in_threads(
+    workers: usize,
+    dataset: &(impl Fn(usize) -> Numbers + Sync),
+    make: &(impl Fn(usize) -> StreamingConfig + Sync),
+    run: &(impl Fn(usize, &StreamingShardLoader<Numbers>) -> Vec<usize> + Sync),
+) -> (Arc<StreamCoordinator>, Vec<Vec<usize>>) {
+    let coordinator = Arc::new(StreamCoordinator::new(make(0)).unwrap());
+    let barrier = Barrier::new(workers);
+    let done = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers)
+            .map(|rank| {
+                let (coordinator, barrier) = (&coordinator, &barrier);
+                scope.spawn(move || {
+                    let loader = loader(&dataset(rank), make(rank), coordinator);
+                    coordinator.wait_for_workers(Duration::from_secs(30)).unwrap();
+                    barrier.wait();
+                    run(rank, &loader)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    (coordinator, done)
+}
+
+#[test]
+fn nobody_fails_and_each_has_its_own() {
+    let config = |rank| config(3, rank).with_fault_tolerance(1).with_shuffle_seed(7);
+    let numbers = |_| Numbers { len: 100, delay: Duration::ZERO };
+    let (coordinator, done) = in_threads(3, &numbers, &config, &|rank, loader| {
+        assert_eq!(loader.len(), (100 - rank).div_ceil(3));
+        let mut all = work(loader, 7, EVERYTHING).unwrap();
+        assert_eq!(all.len(), loader.len());
+        // Another epoch, in another order.
+        loader.reset();
+        assert_eq!(loader.epoch(), 1);
+        let again = work(loader, 1, EVERYTHING).unwrap();
+        assert_ne!(all, again);
+        all.extend(again);
+        all
+    });
+    let expected: Vec<usize> = (0..100).flat_map(|sample| [sample, sample]).collect();
+    assert_eq!(sorted(done.concat()), expected);
+    // All of it is known, in the order in which it was done.
+    for (rank, done) in done.iter().enumerate() {
+        let fixed = StreamingShardLoader::new(
+            Numbers { len: 100, delay: Duration::ZERO },
+            StreamingConfig::new(3, rank).unwrap().with_shuffle_seed(7),
+        )
+        .unwrap();
+        let mut again = Vec::new();
+        for epoch in 0..2 {
+            fixed.set_epoch(epoch);
+            fixed.adopt(epoch, &coordinator.assignment(epoch, rank).unwrap()).unwrap();
+            again.extend(std::iter::from_fn(|| fixed.next().unwrap()));
+        }
+        assert_eq!(&again, done);
+    }
+}
+
+#[test]
+fn what_a_worker_leaves_behind_is_taken_over_and_done_once() {
+    for replicas in [1, 2, 3] {
+        let config = |rank| config(4, rank).with_fault_tolerance(replicas);
+        let numbers = |_| Numbers { len: 400, delay: Duration::from_micros(500) };
+        let (coordinator, done) = in_threads(4, &numbers, &config, &|rank, loader| {
+            // Two of them go after a while; what they had not committed is done by others.
+            let limit = if rank >= 2 { 10 * rank } else { EVERYTHING };
+            let committed = work(loader, 5, limit).unwrap();
+            if rank >= 2 {
+                loader.next().unwrap();
+            }
+            committed
+        });
+        assert_eq!(sorted(done.concat()), (0..400).collect::<Vec<_>>(), "{replicas} replicas");
+        // Who did what can be done again.
+        let stats: u64 = (0..4).map(|rank| coordinator.assignment(0, rank).unwrap().len()).sum();
+        assert_eq!(stats, 400);
+        let health = coordinator.get_worker_health(3).unwrap().unwrap();
+        assert_eq!(health.status, WorkerStatus::Failed);
+        assert_eq!(health.samples_processed, 31);
+    }
+}
+
+#[test]
+fn with_checkpointing_nothing_need_be_committed_by_hand() {
+    let config = |rank| config(3, rank).with_fault_tolerance(2).with_checkpointing(10);
+    let numbers = |_| Numbers { len: 300, delay: Duration::ZERO };
+    let (coordinator, done) = in_threads(3, &numbers, &config, &|rank, loader| {
+        let mut all: Vec<usize> = Vec::new();
+        while let Some(sample) = loader.next().unwrap() {
+            all.push(sample);
+            if rank == 0 && all.len() == 35 {
+                // It dies here: three times ten are committed, and whoever takes over repeats the rest.
+                all.truncate(30);
+                break;
+            }
+        }
+        all
+    });
+    assert_eq!(sorted(done.concat()), (0..300).collect::<Vec<_>>());
+    assert_eq!(coordinator.get_checkpoint(0).unwrap().unwrap().position, 30);
+    let others: u64 =
+        (1..3).map(|rank| coordinator.get_worker_health(rank).unwrap().unwrap().samples_processed).sum();
+    assert_eq!(others, 270);
+}
+
+#[test]
+fn the_slow_are_relieved_by_the_fast() {
+    let config = |rank| adaptive(config(4, rank)).with_checkpointing(5);
+    // One takes five times as long.
+    let numbers =
+        |rank| Numbers { len: 1000, delay: Duration::from_micros(if rank == 3 { 10_000 } else { 2_000 }) };
+    let (coordinator, done) = in_threads(4, &numbers, &config, &|_, loader| {
+        std::iter::from_fn(|| loader.next().unwrap()).collect()
+    });
+    assert_eq!(sorted(done.concat()), (0..1000).collect::<Vec<_>>());
+    let counts: Vec<usize> = done.iter().map(Vec::len).collect();
+    assert!(counts[3] < 150, "{counts:?}");
+    assert!(coordinator.last_deal().unwrap().unwrap().number > 0);
+    for (rank, done) in done.iter().enumerate() {
+        let fixed =
+            StreamingShardLoader::new(numbers(0), adaptive(StreamingConfig::new(4, rank).unwrap())).unwrap();
+        fixed.adopt(0, &coordinator.assignment(0, rank).unwrap()).unwrap();
+        let again: Vec<usize> = std::iter::from_fn(|| fixed.next().unwrap()).collect();
+        assert_eq!(&again, done, "rank {rank}");
+    }
+}
+
+#[test]
+fn workers_join_and_leave() {
+    let coordinator = Arc::new(StreamCoordinator::new(config(4, 0)).unwrap());
+    let numbers = Numbers { len: 800, delay: Duration::from_millis(1) };
+    let make = |rank| adaptive(config(4, rank)).with_fault_tolerance(3);
+    let done = std::thread::scope(|scope| {
+        let (coordinator, numbers, make) = (&coordinator, &numbers, &make);
+        // Each comes a little later, three of them leave, and two come again.
+        let stints =
+            [(0, 0, EVERYTHING), (1, 20, 40), (2, 40, 60), (3, 60, 30), (1, 150, EVERYTHING), (3, 250, 50)];
+        let workers: Vec<_> = stints
+            .into_iter()
+            .map(|(rank, after, limit)| {
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(after));
+                    let loader = loader(numbers, make(rank), coordinator);
+                    work(&loader, 4, limit).unwrap()
+                })
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(sorted(done.concat()), (0..800).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_whole_job_goes_back_to_where_it_was_saved() {
+    let make = |rank| config(2, rank).with_fault_tolerance(1).with_shuffle_seed(1);
+    let numbers = Numbers { len: 200, delay: Duration::ZERO };
+    let coordinator = Arc::new(StreamCoordinator::new(make(0)).unwrap());
+    let first: Vec<_> = (0..2).map(|rank| loader(&numbers, make(rank), &coordinator)).collect();
+    let before: Vec<Vec<usize>> = first.iter().map(|loader| work(loader, 10, 30).unwrap()).collect();
+    let saved = serde_json::to_string(&coordinator.job_state().unwrap()).unwrap();
+    // More is done, which the model that is restored never saw.
+    for loader in &first {
+        assert_eq!(work(loader, 10, 50).unwrap().len(), 50);
+    }
+
+    let state: JobState = serde_json::from_str(&saved).unwrap();
+    assert_eq!(state.processed_count(), 60);
+    coordinator.restore(&state).unwrap();
+    for loader in &first {
+        loader.next().unwrap();
+        let error = loader.commit().unwrap_err();
+        assert!(matches!(error, Error::Fenced { .. }) && error.to_string().contains("restored"), "{error}");
+        assert!(loader.next().is_err());
+    }
+    drop(first);
+    let after = std::thread::scope(|scope| {
+        let (coordinator, numbers, make) = (&coordinator, &numbers, &make);
+        let threads: Vec<_> = (0..2)
+            .map(|rank| {
+                scope.spawn(move || work(&loader(numbers, make(rank), coordinator), 10, EVERYTHING).unwrap())
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(sorted([before.concat(), after.concat()].concat()), (0..200).collect::<Vec<_>>());
+
+    // In a job that began otherwise it is refused.
+    let other = Arc::new(StreamCoordinator::new(make(0).with_shuffle_seed(2)).unwrap());
+    let _joined = loader(&numbers, make(0).with_shuffle_seed(2), &other);
+    wait_until("the job begins", || other.job_state().is_ok());
+    let error = other.restore(&state).unwrap_err().to_string();
+    assert!(error.contains("shuffle seed is Some(2), here it is Some(1)"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let numbers = Numbers { len: 100, delay: Duration::ZERO };
+    let make = |rank| config(2, rank).with_fault_tolerance(1);
+    let coordinator = Arc::new(StreamCoordinator::new(make(0)).unwrap());
+    let first = loader(&numbers, make(0), &coordinator);
+    first.next().unwrap().unwrap();
+
+    // Another data set.
+    let other = loader(&Numbers { len: 99, ..numbers }, make(1), &coordinator);
+    let error = other.next().unwrap_err().to_string();
+    assert!(error.contains("number of samples is 100, here it is 99"), "{error}");
+
+    // The same rank.
+    let twin = loader(&numbers, make(0), &coordinator);
+    let error = twin.next().unwrap_err().to_string();
+    assert!(error.contains("another process has this rank"), "{error}");
+
+    // Another world size.
+    let wider = loader(&numbers, config(3, 2).with_fault_tolerance(1), &coordinator);
+    let error = wider.next().unwrap_err().to_string();
+    assert!(error.contains("world size 3 with a coordinator of world size 2"), "{error}");
+
+    // One worker alone cannot go back.
+    let error = first.restore_from_checkpoint(first.get_checkpoint()).unwrap_err().to_string();
+    assert!(error.contains("StreamCoordinator::restore"), "{error}");
+    first.reset();
+    let error = first.next().unwrap_err().to_string();
+    assert!(error.contains("StreamCoordinator::restore"), "{error}");
+    first.next().unwrap().unwrap();
+
+    let error = coordinator.wait_for_workers(Duration::from_millis(10)).unwrap_err().to_string();
+    assert!(error.contains("workers [1] did not come"), "{error}");
+}
