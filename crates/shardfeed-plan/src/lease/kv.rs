@@ -110,7 +110,9 @@ impl Memory {
         if txn.puts.iter().any(|(_, _, lease)| *lease != 0 && !self.leases.contains_key(lease)) {
             return Err(LeaseGone);
         }
-        self.revision += 1;
+        // What changes nothing is no change.
+        let changes = !txn.puts.is_empty() || txn.deletes.iter().any(|key| self.entries.contains_key(key));
+        self.revision += u64::from(changes);
         for key in &txn.deletes {
             self.entries.remove(key);
         }
