@@ -27,6 +27,12 @@ impl Command {
             .with(arguments)
     }
 
+    /// A program of the machine.
+    pub(crate) fn program(name: &str, arguments: &[&str]) -> Self {
+        Self { shown: name.to_owned(), program: name.into(), arguments: Vec::new(), environment: Vec::new() }
+            .with(arguments)
+    }
+
     /// A program inside the repository, named by its path from the root.
     pub(crate) fn inside(root: &Path, program: &Path) -> Self {
         let start: PathBuf = root.join(program);

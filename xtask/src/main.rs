@@ -12,6 +12,7 @@
 //! | `tokens.rs`     | Rust source as identifiers and punctuation, without comments       |
 //! | `files.rs`      | finding the repository, its manifests and its sources              |
 //! | `deny.rs`       | `cargo-deny`: found, or installed at a fixed version               |
+//! | `system.rs`     | etcd and protoc: found, or installed as Debian's packages          |
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,7 @@ mod request;
 mod run;
 mod source;
 mod steps;
+mod system;
 mod tokens;
 mod tree;
 

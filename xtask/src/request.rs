@@ -75,7 +75,9 @@ With --long, tests that draw random cases draw many times more of them: a test r
 SHARDFEED_LONG and multiplies its number of cases when it is set. Use it before a
 release and after a change to planning or to resuming.
 
-On a bare machine: cargo with rustfmt and clippy, and a C compiler, are enough.
+On a bare machine: cargo with rustfmt and clippy, and a C compiler, are enough. The
+tests run real etcd servers, and building their client needs protoc: both are installed
+as Debian's packages where they are missing.
 cargo-nextest runs the tests where it is installed, cargo test does elsewhere.
 cargo-deny is installed once into target/tools where it is missing; that takes a few
 minutes and the network.

@@ -7,6 +7,7 @@ use crate::deny;
 use crate::failure::Failure;
 use crate::files;
 use crate::source;
+use crate::system;
 use crate::tree;
 
 /// One check.
@@ -31,7 +32,8 @@ pub(crate) enum Outcome {
 }
 
 /// All of them.
-pub(crate) const ALL: [Step; 9] = [
+pub(crate) const ALL: [Step; 10] = [
+    Step { name: "tools", about: "etcd and protoc are here, or are installed", run: tools },
     Step { name: "format", about: "every file is as rustfmt leaves it", run: format },
     Step { name: "clippy", about: "no lint has anything to say", run: clippy },
     Step { name: "tests", about: "unit and integration tests", run: tests },
@@ -57,13 +59,21 @@ const LIBRARY: &str = "shardfeed";
 /// (On some others a hash function asks libc which instructions the processor has.)
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
+fn tools(setting: &Setting) -> Result<Outcome, Failure> {
+    system::ready(&setting.root)?;
+    Ok(Outcome::Held)
+}
+
 fn format(setting: &Setting) -> Result<Outcome, Failure> {
     held(setting, &Command::cargo(&["fmt", "--all", "--check"]))
 }
 
 fn clippy(setting: &Setting) -> Result<Outcome, Failure> {
-    let lints = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
-    held(setting, &Command::cargo(&lints))
+    let lints =
+        |what: &[&str]| Command::cargo(&["clippy"]).with(what).with(&["--locked", "--", "-D", "warnings"]);
+    held(setting, &lints(&["--workspace", "--all-targets", "--all-features"]))?;
+    // As those build it who have no protoc.
+    held(setting, &lints(&["--package", LIBRARY, "--package", "shardfeed-cli"]))
 }
 
 fn tests(setting: &Setting) -> Result<Outcome, Failure> {
@@ -72,7 +82,7 @@ fn tests(setting: &Setting) -> Result<Outcome, Failure> {
 }
 
 fn doctests(setting: &Setting) -> Result<Outcome, Failure> {
-    let command = Command::cargo(&["test", "--workspace", "--doc", "--locked"]);
+    let command = Command::cargo(&["test", "--workspace", "--doc", "--all-features", "--locked"]);
     held(setting, &with_length(command, setting.long))
 }
 
@@ -82,7 +92,8 @@ fn benches(setting: &Setting) -> Result<Outcome, Failure> {
             // A pattern selects bench targets alone; `--benches` would take libraries and programs along.
             return held(
                 setting,
-                &Command::cargo(&["bench", "--workspace", "--bench", "*", "--locked", "--", "--test"]),
+                &Command::cargo(&["bench", "--workspace", "--bench", "*", "--all-features", "--locked"])
+                    .with(&["--", "--test"]),
             );
         }
     }
@@ -90,7 +101,7 @@ fn benches(setting: &Setting) -> Result<Outcome, Failure> {
 }
 
 fn rustdoc(setting: &Setting) -> Result<Outcome, Failure> {
-    let command = Command::cargo(&["doc", "--workspace", "--no-deps", "--locked"]);
+    let command = Command::cargo(&["doc", "--workspace", "--no-deps", "--all-features", "--locked"]);
     held(setting, &command.set("RUSTDOCFLAGS", "-D warnings"))
 }
 
@@ -103,6 +114,9 @@ fn dependencies(setting: &Setting) -> Result<Outcome, Failure> {
 
     let everything = ["--workspace", "--all-features", "--target", "all"];
     judge_tree(setting, &everything, &[PLAN, "xtask"], &tree::NOWHERE)?;
+
+    let by_default = ["--workspace", "--target", "all"];
+    judge_tree(setting, &by_default, &[PLAN, "xtask"], &tree::NOT_BY_DEFAULT)?;
     Ok(Outcome::Held)
 }
 
@@ -174,9 +188,9 @@ fn held(setting: &Setting, command: &Command) -> Result<Outcome, Failure> {
 /// The command for the tests. A long run is optimised and tells the tests so.
 fn test_command(nextest: bool, long: bool) -> Command {
     let command = if nextest {
-        Command::cargo(&["nextest", "run", "--workspace", "--locked"])
+        Command::cargo(&["nextest", "run", "--workspace", "--all-features", "--locked"])
     } else {
-        Command::cargo(&["test", "--workspace", "--lib", "--bins", "--tests", "--locked"])
+        Command::cargo(&["test", "--workspace", "--lib", "--bins", "--tests", "--all-features", "--locked"])
     };
     with_length(if long { command.with(&["--release"]) } else { command }, long)
 }
@@ -196,10 +210,13 @@ mod tests {
 
     #[test]
     fn the_tests_run_under_nextest_or_under_cargo_test() {
-        assert_eq!(test_command(true, false).to_string(), "cargo nextest run --workspace --locked");
+        assert_eq!(
+            test_command(true, false).to_string(),
+            "cargo nextest run --workspace --all-features --locked"
+        );
         assert_eq!(
             test_command(false, false).to_string(),
-            "cargo test --workspace --lib --bins --tests --locked"
+            "cargo test --workspace --lib --bins --tests --all-features --locked"
         );
     }
 
@@ -207,11 +224,11 @@ mod tests {
     fn a_long_run_is_optimised_and_says_so() {
         assert_eq!(
             test_command(true, true).to_string(),
-            "SHARDFEED_LONG=1 cargo nextest run --workspace --locked --release"
+            "SHARDFEED_LONG=1 cargo nextest run --workspace --all-features --locked --release"
         );
         assert_eq!(
             test_command(false, true).to_string(),
-            "SHARDFEED_LONG=1 cargo test --workspace --lib --bins --tests --locked --release"
+            "SHARDFEED_LONG=1 cargo test --workspace --lib --bins --tests --all-features --locked --release"
         );
     }
 

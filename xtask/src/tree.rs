@@ -33,10 +33,13 @@ pub(crate) const NOT_IN_THE_PLAN: [&str; 25] = [
 /// What the library may not depend on: it decodes straight to tokens. The command line measures itself beside Arrow.
 pub(crate) const NOT_IN_THE_LIBRARY: [&str; 2] = ["arrow", "arrow-*"];
 
-/// What no crate of the workspace may depend on, not even to build or to test: Python, a protobuf
-/// compiler, and the system's OpenSSL.
-pub(crate) const NOWHERE: [&str; 7] =
-    ["openssl-sys", "prost-build", "protobuf-codegen", "protobuf-src", "protoc-*", "pyo3", "pyo3-*"];
+/// What no crate of the workspace may depend on, not even to build or to test, with any feature: Python, a protobuf
+/// compiler that is built along, and the system's OpenSSL.
+pub(crate) const NOWHERE: [&str; 6] =
+    ["openssl-sys", "protobuf-codegen", "protobuf-src", "protoc-*", "pyo3", "pyo3-*"];
+
+/// What comes with a feature alone, since it needs a protobuf compiler on the machine.
+pub(crate) const NOT_BY_DEFAULT: [&str; 3] = ["etcd-client", "prost-build", "tonic"];
 
 /// The forbidden packages in a tree, as `name version`, sorted, each once.
 ///
@@ -123,7 +126,7 @@ serde_core v1.0.228 (*)
             let name = pattern.replace('*', "anything");
             assert_eq!(in_the_plan(&format!("{CLEAN}{name} v1.2.3\n")), Ok(vec![format!("{name} 1.2.3")]));
         }
-        for list in [&NOWHERE[..], &NOT_IN_THE_LIBRARY] {
+        for list in [&NOWHERE[..], &NOT_IN_THE_LIBRARY, &NOT_BY_DEFAULT] {
             for pattern in list {
                 let name = pattern.replace('*', "anything");
                 let found = forbidden(&format!("{CLEAN}{name} v1.2.3\n"), &["shardfeed-plan"], list);
