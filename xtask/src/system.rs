@@ -1,4 +1,5 @@
-//! Programs that cargo does not install: an etcd to test against, and the protobuf compiler to build its client with.
+//! Programs that cargo does not install: an etcd to test against, what makes its users and certificates, and the protobuf
+//! compiler to build its client with.
 
 use std::path::Path;
 
@@ -6,7 +7,17 @@ use crate::command::Command;
 use crate::failure::Failure;
 
 /// Debian's packages. `protobuf-compiler` lacks the files that every other proto file includes.
-const PACKAGES: [&str; 3] = ["etcd-server", "protobuf-compiler", "libprotobuf-dev"];
+const PACKAGES: [&str; 6] =
+    ["etcd-server", "etcd-client", "openssl", "iproute2", "protobuf-compiler", "libprotobuf-dev"];
+
+/// Programs in them, each with an argument by which it says that it is there.
+const PROGRAMS: [(&str, &str); 5] = [
+    ("etcd", "--version"),
+    ("etcdctl", "version"),
+    ("openssl", "version"),
+    ("ip", "-Version"),
+    ("protoc", "--version"),
+];
 
 /// Where those lie.
 const INCLUDED: [&str; 2] =
@@ -42,13 +53,10 @@ pub(crate) fn ready(root: &Path) -> Result<(), Failure> {
 }
 
 fn missing(root: &Path) -> Vec<&'static str> {
-    let mut missing = Vec::new();
-    if Command::program("etcd", &["--version"]).probe(root).is_none() {
-        missing.push("etcd");
-    }
-    if Command::program("protoc", &["--version"]).probe(root).is_none() {
-        missing.push("protoc");
-    }
+    let is_missing =
+        |(program, argument): &(&str, &str)| Command::program(program, &[argument]).probe(root).is_none();
+    let mut missing: Vec<&str> =
+        PROGRAMS.iter().filter(|program| is_missing(program)).map(|(name, _)| *name).collect();
     if !INCLUDED.iter().any(|path| Path::new(path).is_file()) {
         missing.push("google/protobuf/descriptor.proto");
     }

@@ -313,6 +313,7 @@ impl World {
             samples: process.position,
             rate,
             position: process.position,
+            epoch: process.epoch,
             unix_ms: now,
         });
         let actions = process.worker.step(now, event);

@@ -13,5 +13,5 @@ mod stream_coordinator; // all of these -> a job
 mod conformance; // each store       -> the same answers as the one in memory
 
 pub use health::{WorkerHealth, WorkerRow};
-pub(crate) use session::{News, Session, Work};
+pub(crate) use session::{News, Session, Standing, Work};
 pub use stream_coordinator::StreamCoordinator;

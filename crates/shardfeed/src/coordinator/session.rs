@@ -22,8 +22,8 @@ pub(crate) struct Session {
 
 /// What a session works for.
 pub(crate) trait Work: Send + Sync {
-    /// Samples handed out so far, and where the stream stands.
-    fn progress(&self) -> (u64, u64);
+    /// How far it is.
+    fn standing(&self) -> Standing;
 
     /// These samples may be handed out.
     fn deliver(&self, _run: RunId, _left: &Ranges) -> Result<()> {
@@ -37,6 +37,17 @@ pub(crate) trait Work: Send + Sync {
 
     /// These may have to be handed out soon, from there on.
     fn warm(&self, _starts: &[(RunId, u64)]) {}
+}
+
+/// How far a worker is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Standing {
+    /// Samples handed out so far.
+    pub samples: u64,
+    /// Where the stream stands.
+    pub epoch: u64,
+    /// See `epoch`.
+    pub position: u64,
 }
 
 /// Who joins what.
@@ -323,10 +334,10 @@ impl Driver {
 
     fn step(&mut self, event: Event, events: &mut VecDeque<Event>) {
         let now = now_ms();
-        let (samples, position) = self.work.progress();
+        let Standing { samples, epoch, position } = self.work.standing();
         let is_busy = !self.place.is_leased || self.worker.held().next().is_some();
         let rate = self.meter.rate(now, samples, is_busy);
-        self.worker.set_report(Report { samples, rate, position, unix_ms: unix_ms() });
+        self.worker.set_report(Report { samples, rate, position, epoch, unix_ms: unix_ms() });
         let actions = self.worker.step(now, event);
         self.shared.delivers_until.store(self.worker.delivers_until(), Relaxed);
         for action in actions {

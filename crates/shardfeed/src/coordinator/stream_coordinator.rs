@@ -8,7 +8,7 @@ use shardfeed_plan::lease::{
     Answer, Compare, DealRecord, Entry, Generation, JobState, Key, Keys, Meta, Owner, RateMeter, Request,
     Scope, Table, Txn, Value, WorkerRecord, WorkerSettings,
 };
-use shardfeed_plan::{Assignment, CheckpointState, Deals};
+use shardfeed_plan::{Assignment, CheckpointState, Deals, Rank};
 
 use super::clock::{now_ms, unix_ms};
 use super::health::{WorkerHealth, WorkerRow, health_of, unknown};
@@ -335,18 +335,36 @@ impl StreamCoordinator {
         is_leased: bool,
         work: Arc<dyn Work>,
     ) -> Result<Arc<Session>> {
-        let rank = config.rank().index();
         let settings = WorkerSettings {
-            rank,
-            session: random(),
-            name: worker_name(),
             replicas: config.replicas(),
             threshold: config.threshold(),
             unit: config.unit(),
-            times: times(self.config.lease(), config.rank().world_size()),
+            ..self.reporting(config.rank())
         };
-        let session = Session::start(Arc::clone(&self.store), Place { meta, settings, is_leased }, work)?;
-        let session = Arc::new(session);
+        self.start(Place { meta, settings, is_leased }, work)
+    }
+
+    /// Joins for a loader whose order needs no coordinator: it only tells how it does.
+    pub(crate) fn join_reporting(&self, rank: Rank, meta: Meta, work: Arc<dyn Work>) -> Result<Arc<Session>> {
+        self.start(Place { meta, settings: self.reporting(rank), is_leased: false }, work)
+    }
+
+    /// A worker that only tells how it does.
+    fn reporting(&self, rank: Rank) -> WorkerSettings {
+        WorkerSettings {
+            rank: rank.index(),
+            session: random(),
+            name: worker_name(),
+            replicas: 0,
+            threshold: None,
+            unit: 1,
+            times: times(self.config.lease(), rank.world_size()),
+        }
+    }
+
+    fn start(&self, place: Place, work: Arc<dyn Work>) -> Result<Arc<Session>> {
+        let rank = place.settings.rank;
+        let session = Arc::new(Session::start(Arc::clone(&self.store), place, work)?);
         lock(&self.sessions).insert(rank, Arc::downgrade(&session));
         Ok(session)
     }

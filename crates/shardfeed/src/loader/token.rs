@@ -1,14 +1,17 @@
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
+use shardfeed_plan::lease::{JOB_FORMAT, Meta};
 use shardfeed_plan::{
-    EpochOrder, Manifest, Packing, Rank, SettingsRequest, SkipsError, StateError, StreamSettings,
-    StreamState, Tail,
+    EpochOrder, Fingerprint, Manifest, Packing, Rank, SettingsRequest, SkipsError, StateError,
+    StreamSettings, StreamState, Tail,
 };
 
 use crate::array::ArrayPool;
 use crate::batch::{Batch, BatchArrays, BatchShape, Dtype, LabelStyle};
+use crate::coordinator::{Session, Standing, StreamCoordinator, Work};
 use crate::engine::{Engine, EngineSettings, plan_memory};
 use crate::explain::{StepOrigin, explain_step};
 use crate::line_reader::{LineSource, OnCorrupt};
@@ -44,6 +47,9 @@ pub struct TokenLoader {
     stats: LoaderStats,
     /// When the first batch was asked for.
     began: Option<Instant>,
+    /// What the coordinator is told, if there is one: written here, read elsewhere.
+    told: Arc<Told>,
+    session: Option<Arc<Session>>,
 }
 
 /// Gathers what a [`TokenLoader`] is to do; [`build`](Self::build) judges it.
@@ -61,6 +67,30 @@ pub struct TokenLoaderBuilder {
     scan: ScanOptions,
     state: Option<StreamState>,
     epoch: Option<u64>,
+    coordinator: Option<Arc<StreamCoordinator>>,
+}
+
+/// Sequences handed out, and where the stream stands.
+#[derive(Debug, Default)]
+struct Told {
+    sequences: AtomicU64,
+    epoch: AtomicU64,
+    position: AtomicU64,
+}
+
+impl Told {
+    fn stands(&self, state: &StreamState) {
+        self.epoch.store(state.epoch, Relaxed);
+        self.position.store(state.position, Relaxed);
+    }
+}
+
+impl Work for Told {
+    fn standing(&self) -> Standing {
+        let load = |number: &AtomicU64| number.load(Relaxed);
+        let Self { sequences, epoch, position } = self;
+        Standing { samples: load(sequences), epoch: load(epoch), position: load(position) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -96,6 +126,7 @@ impl TokenLoader {
             scan: ScanOptions::default(),
             state: None,
             epoch: None,
+            coordinator: None,
         }
     }
 
@@ -113,6 +144,8 @@ impl TokenLoader {
         match self.engine.as_ref().expect("just started").next() {
             Ok(Some((batch, next_position))) => {
                 self.state.position = next_position;
+                self.told.sequences.fetch_add(batch.real_rows as u64, Relaxed);
+                self.told.stands(&self.state);
                 let now = Instant::now();
                 self.stats.batches += 1;
                 self.stats.tokens += batch.tokens;
@@ -129,6 +162,36 @@ impl TokenLoader {
                 Err(error)
             }
         }
+    }
+
+    fn join(&mut self, coordinator: &StreamCoordinator) -> Result<()> {
+        if coordinator.world_size() != self.rank.world_size() {
+            return Err(Error::Invalid(format!(
+                "a loader of world size {} with a coordinator of world size {}; give both the same",
+                self.rank.world_size(),
+                coordinator.world_size()
+            )));
+        }
+        let Fingerprint(bytes) = self.data.manifest().fingerprint();
+        let (first, _) = bytes.split_at(8);
+        let meta = Meta {
+            format: JOB_FORMAT,
+            world_size: self.rank.world_size(),
+            samples: self.source.order.sequences(),
+            fingerprint: u64::from_le_bytes(first.try_into().expect("eight bytes")),
+            facts: 0,
+            shuffle_seed: Some(self.state.settings.seed),
+            strategy: None,
+        };
+        self.told.stands(&self.state);
+        let work: Arc<dyn Work> = Arc::clone(&self.told) as Arc<dyn Work>;
+        self.session = Some(coordinator.join_reporting(self.rank, meta, work)?);
+        Ok(())
+    }
+
+    /// Why the coordinator does not answer at present, or refuses; `None` if it does answer, or there is none.
+    pub fn coordinator_trouble(&self) -> Option<String> {
+        self.session.as_ref().and_then(|session| session.trouble())
     }
 
     /// The batches of the current epoch, from where the stream stands.
@@ -450,6 +513,13 @@ impl TokenLoaderBuilder {
         self
     }
 
+    /// Tells this coordinator how the rank does and where it stands. The order needs no coordinator, and no batch waits for one:
+    /// when it is away, nothing changes but that nobody hears of it.
+    pub fn coordinator(mut self, coordinator: Arc<StreamCoordinator>) -> Self {
+        self.coordinator = Some(coordinator);
+        self
+    }
+
     /// Scans the data set, checks everything and makes the loader. No data is read before the first batch.
     pub fn build(mut self) -> Result<TokenLoader> {
         if self.global_batch == 0 || self.global_batch < self.rank.world_size() {
@@ -513,6 +583,8 @@ impl TokenLoaderBuilder {
             counters: Arc::default(),
             stats: LoaderStats::default(),
             began: None,
+            told: Arc::default(),
+            session: None,
         };
         match &self.state {
             Some(state) => loader.load_state(state)?,
@@ -520,6 +592,9 @@ impl TokenLoaderBuilder {
         }
         // A budget that is too small is refused here, not at the first batch.
         loader.check_budget()?;
+        if let Some(coordinator) = &self.coordinator {
+            loader.join(coordinator)?;
+        }
         Ok(loader)
     }
 }

@@ -11,7 +11,7 @@ use super::dataset::Dataset;
 use super::loader::Shared;
 use super::queue::Snapshot;
 use super::stream::ShardStream;
-use crate::coordinator::{Session, Work};
+use crate::coordinator::{Session, Standing, Work};
 use crate::{Result, foreign};
 
 /// A loader's lease, and what it handed out under it.
@@ -88,9 +88,9 @@ impl<D: Dataset> LoaderWork<D> {
 }
 
 impl<D: Dataset + 'static> Work for LoaderWork<D> {
-    fn progress(&self) -> (u64, u64) {
-        let queue = &self.shared.queue;
-        (queue.counts().handed_out, queue.position())
+    fn standing(&self) -> Standing {
+        let (samples, position, epoch) = self.shared.queue.standing(|stream| stream.epoch);
+        Standing { samples, epoch, position }
     }
 
     /// Its own samples after what it has; somebody else's at once, since they are late.

@@ -429,9 +429,10 @@ impl<S: Stream, T> Queue<S, T> {
         true
     }
 
-    /// The first position that was not handed out.
-    pub fn position(&self) -> u64 {
-        self.lock().done.prefix
+    /// How many were handed out altogether, the first position that was not, and something about the stream.
+    pub fn standing<R>(&self, of: impl FnOnce(&S) -> R) -> (u64, u64, R) {
+        let state = self.lock();
+        (state.counts.handed_out, state.done.prefix, of(&state.stream))
     }
 
     /// Where it stands.

@@ -133,8 +133,10 @@ pub struct Report {
     pub samples: u64,
     /// How many a second, once it is known.
     pub rate: Option<f64>,
-    /// Where its stream stands.
+    /// Where its stream stands, and in which epoch.
     pub position: u64,
+    /// See `position`.
+    pub epoch: u64,
     /// In milliseconds since 1970.
     pub unix_ms: u64,
 }

@@ -85,12 +85,12 @@ impl Worker {
     }
 
     pub(super) fn record(&self) -> Value {
-        let Report { samples, rate, position, unix_ms } = self.report;
+        let Report { samples, rate, position, epoch, unix_ms } = self.report;
         Value::Worker(Box::new(WorkerRecord {
             session: self.settings.session,
             rank: self.settings.rank,
             name: self.settings.name.clone(),
-            epoch: self.scope.map_or(0, |scope| scope.epoch),
+            epoch: self.scope.map_or(epoch, |scope| scope.epoch),
             is_waiting: self.is_idle(),
             has_left: self.end == Some(End::Left),
             samples,

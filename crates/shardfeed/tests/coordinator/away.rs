@@ -1,0 +1,122 @@
+//! A coordinator that is away: loaders whose order needs none go on as if it had never been.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use shardfeed::sample::{SampleData, write_sample};
+use shardfeed::{StreamCoordinator, StreamingConfig, StreamingShardLoader, TokenLoader, WorkerStatus};
+
+use super::etcd::Etcd;
+use super::support::{Numbers, wait_until};
+
+fn config() -> StreamingConfig {
+    StreamingConfig::new(1, 0).unwrap().with_lease(Duration::from_secs(2))
+}
+
+/// Runs something that must not wait for anybody, and says so if it does.
+fn without_waiting<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || tell.send(work()));
+    // Far longer than the work takes, and shorter than anybody's patience with a store that is gone adds up to.
+    told.recv_timeout(Duration::from_mins(1)).unwrap_or_else(|_| panic!("{what} waits"))
+}
+
+/// The tokens of an epoch, summed up so that order counts.
+fn digest(loader: &mut TokenLoader) -> u64 {
+    let mut sum = 0_u64;
+    while let Some(batch) = loader.next_batch().unwrap() {
+        for &id in batch.input_ids.as_i64().unwrap() {
+            sum = sum.wrapping_mul(31).wrapping_add(id as u64);
+        }
+    }
+    sum
+}
+
+#[test]
+fn a_token_loader_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    write_sample(dir.path(), &SampleData::default()).unwrap();
+    let build = {
+        let data = dir.path().to_owned();
+        move |coordinator: Option<&Arc<StreamCoordinator>>| {
+            let builder = TokenLoader::builder(&data, 128, 16).seed(7);
+            match coordinator {
+                Some(coordinator) => builder.coordinator(Arc::clone(coordinator)),
+                None => builder,
+            }
+            .build()
+            .unwrap()
+        }
+    };
+    // A whole epoch, the second half of the next, a whole one.
+    let take_half = |loader: &mut TokenLoader| {
+        let half = loader.steps_left() / 2;
+        (0..half).for_each(|_| drop(loader.next_batch().unwrap().unwrap()));
+    };
+    let mut alone = build(None);
+    let expected_first = digest(&mut alone);
+    take_half(&mut alone);
+    let expected_later = [digest(&mut alone), digest(&mut alone)];
+    let mut etcd = Etcd::start(1);
+    let coordinator = Arc::new(StreamCoordinator::connect(&etcd.url("tokens"), config()).unwrap());
+
+    // There: it is heard of, and so is where it stands.
+    let mut loader = build(Some(&coordinator));
+    assert_eq!(digest(&mut loader), expected_first);
+    take_half(&mut loader);
+    let stands = (loader.state().epoch, loader.state().position);
+    wait_until("it is heard of", || {
+        let rows = coordinator.workers().unwrap();
+        rows.first().is_some_and(|row| {
+            (row.epoch, row.position) == stands && row.health.status == WorkerStatus::Active
+        })
+    });
+    assert_eq!(loader.coordinator_trouble(), None);
+
+    // It goes away: the same batches, and the trouble is told to those who ask.
+    etcd.kill(0);
+    wait_until("its absence is noticed", || loader.coordinator_trouble().is_some());
+    let mut fresh = build(Some(&coordinator));
+    let digests = without_waiting("a loader", move || {
+        let later = [digest(&mut loader), digest(&mut loader)];
+        // One that begins while it is away.
+        (later, digest(&mut fresh))
+    });
+    assert_eq!(digests, (expected_later, expected_first));
+
+    // It comes back: so does the worker.
+    let mut loader = build(Some(&coordinator));
+    etcd.run(0);
+    wait_until("it is heard of again", || {
+        coordinator.workers().is_ok_and(|rows| rows.first().is_some_and(|row| row.lease_ms.is_some()))
+    });
+    assert_eq!(digest(&mut loader), expected_first);
+}
+
+#[test]
+fn a_shard_loader_whose_samples_are_its_own_goes_on_and_tells_later() {
+    let mut etcd = Etcd::start(1);
+    let coordinator = Arc::new(StreamCoordinator::connect(&etcd.url("shards"), config()).unwrap());
+    let loader = StreamingShardLoader::new(
+        Numbers { len: 1000, delay: Duration::ZERO },
+        config().with_checkpointing(100),
+    )
+    .unwrap()
+    .with_coordinator(Arc::clone(&coordinator));
+    assert_eq!((0..150).map(|_| loader.next().unwrap().unwrap()).sum::<usize>(), (0..150).sum::<usize>());
+    wait_until("a checkpoint is known", || {
+        coordinator.get_checkpoint(0).unwrap().is_some_and(|state| state.position == 100)
+    });
+    etcd.kill(0);
+    let loader = without_waiting("a loader", move || {
+        (150..950).for_each(|index| assert_eq!(loader.next().unwrap(), Some(index)));
+        loader
+    });
+    etcd.run(0);
+    // The last one is, none of those between.
+    wait_until("the last checkpoint is known", || {
+        coordinator.get_checkpoint(0).is_ok_and(|state| state.is_some_and(|state| state.position == 900))
+    });
+    assert!(loader.next().unwrap().is_some());
+}
