@@ -11,6 +11,7 @@ mod stream; // shardfeed data stream
 mod explain; // shardfeed data explain
 mod verify; // shardfeed data verify
 mod bench; // shardfeed data bench
+mod workers; // shardfeed workers
 mod demo; // shardfeed demo
 
 use std::process::ExitCode;
@@ -31,6 +32,9 @@ enum Verb {
     /// Show what Shardfeed promises, and check it: makes a small data set, streams it on several ranks, stops,
     /// resumes at another world size. Needs nothing, leaves nothing behind.
     Demo(demo::DemoArgs),
+    /// Show the workers of a job that is coordinated on etcd: rank, status, position, samples a second, last heartbeat,
+    /// lease, what they took over. Kept up to date until Ctrl-C.
+    Workers(workers::WorkersArgs),
     /// Look at a data set and stream it.
     #[command(subcommand)]
     Data(DataVerb),
@@ -57,11 +61,12 @@ enum DataVerb {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 a promise or the data does not hold; 2 the command is wrong; \
-                          3 the data cannot be read; 4 the state is refused; 130 stopped by Ctrl-C (`stream` saves its state).";
+                          3 the data, or the coordinator, cannot be read; 4 the state is refused; 130 stopped by Ctrl-C (`stream` saves its state).";
 
 fn main() -> ExitCode {
     let done = match Cli::parse().verb {
         Verb::Demo(args) => demo::run(&args),
+        Verb::Workers(args) => workers::run(&args),
         Verb::Data(DataVerb::Scan(args)) => scan::run(&args),
         Verb::Data(DataVerb::Plan(args)) => plan::run(&args),
         Verb::Data(DataVerb::Stream(args)) => stream::run(&args),

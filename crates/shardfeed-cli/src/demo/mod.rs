@@ -8,6 +8,7 @@ use crate::args::Failure;
 use crate::output::{say, scan_bar, table};
 
 mod job; // ranks as processes of their own -> steps, states
+mod takeover; // workers in threads     -> one is killed, the others go on
 mod promises; // what is checked
 
 #[derive(Args, Debug)]

@@ -10,6 +10,7 @@ use shardfeed::{
 
 use super::Check;
 use super::job::{Job, Step};
+use super::takeover;
 use crate::args::Failure;
 use crate::digest::{batch_digest, input_tokens, label_tokens, token_digest};
 use crate::output::thousands;
@@ -21,7 +22,7 @@ const SEED: u64 = 7;
 /// Makes the data set and checks every promise over it, in order.
 pub fn check_all(dir: &Path, scratch: &Path, bar: &ProgressBar) -> Result<Vec<Check>, Failure> {
     let demo = Demo::make(dir, scratch)?;
-    let promises: [Promise; 11] = [
+    let promises: [Promise; 12] = [
         ("every token exactly once an epoch", Demo::every_token_once),
         ("every token but a row's first is a label once", Demo::every_label_once),
         ("packing \"pad\": every row exactly once", Demo::every_row_once),
@@ -33,6 +34,7 @@ pub fn check_all(dir: &Path, scratch: &Path, bar: &ProgressBar) -> Result<Vec<Ch
         ("skipped steps leave all others as they were", Demo::skip),
         ("a damaged state is refused", Demo::damaged_state),
         ("file by file: each file has one owner, a restart loses nothing", Demo::file_by_file),
+        ("a worker is killed: the others take over, every row once", |demo| takeover::check(&demo.data)),
     ];
     bar.set_length(promises.len() as u64);
     let mut checks = Vec::new();
@@ -46,7 +48,7 @@ pub fn check_all(dir: &Path, scratch: &Path, bar: &ProgressBar) -> Result<Vec<Ch
 type Promise = (&'static str, fn(&Demo) -> Result<String, Wrong>);
 
 /// What did not hold.
-struct Wrong(String);
+pub(super) struct Wrong(pub String);
 
 impl From<shardfeed::Error> for Wrong {
     fn from(error: shardfeed::Error) -> Self {
@@ -60,7 +62,7 @@ impl From<Failure> for Wrong {
     }
 }
 
-fn ensure(holds: bool, otherwise: &str) -> Result<(), Wrong> {
+pub(super) fn ensure(holds: bool, otherwise: &str) -> Result<(), Wrong> {
     if holds { Ok(()) } else { Err(Wrong(otherwise.to_owned())) }
 }
 

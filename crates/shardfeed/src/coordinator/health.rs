@@ -21,7 +21,7 @@ pub struct WorkerHealth {
 }
 
 /// A worker in the table of a job.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct WorkerRow {
     /// How it does.
@@ -38,6 +38,12 @@ pub struct WorkerRow {
     pub lease_ms: Option<(u64, u64)>,
     /// Whose samples it has beside its own.
     pub took_over: Vec<usize>,
+}
+
+impl Default for WorkerHealth {
+    fn default() -> Self {
+        unknown(0)
+    }
 }
 
 fn vitals(table: &Table, record: &WorkerRecord) -> Vitals {

@@ -81,6 +81,8 @@ struct Inbox {
     /// How it does, if somebody says so.
     reported: Option<f64>,
     leaves: bool,
+    /// It ends as if the process had.
+    is_abandoned: bool,
 }
 
 /// What the thread tells.
@@ -202,6 +204,11 @@ impl Session {
         Ok(())
     }
 
+    /// Tells nobody anything from now on, as if the process had been killed.
+    pub fn abandon(&self) {
+        self.shared.tell(|inbox| inbox.is_abandoned = true);
+    }
+
     /// Why the worker is out, if it is.
     pub fn check(&self) -> Result<()> {
         self.shared.seen().out.clone().map_or(Ok(()), |out| Err(self.shared.error(&out)))
@@ -288,6 +295,9 @@ impl Driver {
         let mut checkpoint = None;
         while self.worker.end().is_none() {
             let inbox = self.wait();
+            if inbox.is_abandoned {
+                return;
+            }
             let mut events = VecDeque::new();
             if let Some((epoch, lens)) = inbox.begin {
                 events.push_back(Event::Begin { epoch, lens });
@@ -321,7 +331,8 @@ impl Driver {
                 && inbox.begin.is_none()
                 && inbox.commit.is_none()
                 && inbox.checkpoint.is_none()
-                && !inbox.leaves;
+                && !inbox.leaves
+                && !inbox.is_abandoned;
             let wakes = self.worker.wakes_at().saturating_sub(now_ms());
             if !is_empty || wakes == 0 {
                 return std::mem::take(&mut inbox);

@@ -177,7 +177,7 @@ impl StreamCoordinator {
         Ok(self.get(Key::Indices(rank))?.map(|_| unknown(rank)))
     }
 
-    /// All workers of the job that are known, by rank.
+    /// All workers of the job, by rank: those that are known, and, once the job has begun, those that never came.
     pub fn workers(&self) -> Result<Vec<WorkerRow>> {
         let (scope, _) = self.scope()?;
         let table = self.table(scope)?;
@@ -204,6 +204,11 @@ impl StreamCoordinator {
                 lease_ms,
                 took_over,
             });
+        }
+        if let Some(Value::Meta(meta)) = self.get(Key::Meta)? {
+            let missing = (0..meta.world_size).filter(|rank| !table.records.contains_key(rank));
+            rows.extend(missing.map(|rank| WorkerRow { health: unknown(rank), ..WorkerRow::default() }));
+            rows.sort_by_key(|row| row.health.rank);
         }
         Ok(rows)
     }

@@ -457,6 +457,14 @@ impl<D: Dataset> StreamingShardLoader<D> {
         self.shared.meter.stats(self.shared.queue.counts())
     }
 
+    /// Lets go of everything without telling the coordinator, as if the process had been killed: its lease runs out by itself. For
+    /// demonstrations and tests of what the others do then.
+    pub fn abandon(self) {
+        if let Some(session) = &self.session {
+            session.abandon();
+        }
+    }
+
     /// Why the coordinator does not answer at present, or refuses; `None` if it does answer, or there is none.
     pub fn coordinator_trouble(&self) -> Option<String> {
         self.session.as_ref().and_then(|session| session.trouble())
