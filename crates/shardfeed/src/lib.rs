@@ -91,3 +91,8 @@ pub use shardfeed_plan::{
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// So are those of the guide to coordination.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/coordination.md")]
+struct Coordination;

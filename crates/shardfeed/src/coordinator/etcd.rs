@@ -5,13 +5,13 @@
 //! from the kind of its failure.
 
 use std::error::Error as _;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use etcd_client::{
     Certificate, Client, Compare as EtcdCompare, CompareOp, ConnectOptions, DeleteOptions, GetOptions,
-    Identity, PutOptions, TlsOptions, Txn as EtcdTxn, TxnOp, TxnOpResponse, WatchOptions,
+    Identity, PutOptions, ResponseHeader, TlsOptions, Txn as EtcdTxn, TxnOp, TxnOpResponse, WatchOptions,
 };
 use shardfeed_plan::lease::{Answer, Compare, Entry, Key, Keys, Request, Txn, Value};
 use tokio::runtime::Runtime;
@@ -44,6 +44,9 @@ struct Shared {
     current: AtomicUsize,
     /// `/shardfeed/1/job/`.
     prefix: String,
+    /// What the servers call themselves, and the last change they told of.
+    cluster: AtomicU64,
+    revision: AtomicU64,
 }
 
 impl EtcdStore {
@@ -59,7 +62,15 @@ impl EtcdStore {
             .map_err(|error| Error::Invalid(format!("cannot start a thread for etcd: {error}")))?;
         let prefix = format!("{ROOT}/{}/", url.job);
         let clients = url.hosts.iter().map(|_| Mutex::default()).collect();
-        let shared = Shared { url, options, clients, current: AtomicUsize::new(0), prefix };
+        let shared = Shared {
+            url,
+            options,
+            clients,
+            current: AtomicUsize::new(0),
+            prefix,
+            cluster: AtomicU64::new(0),
+            revision: AtomicU64::new(0),
+        };
         Ok(Self { shared: Arc::new(shared), runtime: Some(runtime) })
     }
 
@@ -188,7 +199,25 @@ impl Shared {
         if never_connected(error) { StoreError::NotSent(reason) } else { StoreError::Unknown(reason) }
     }
 
+    /// Changes are numbered upwards by one cluster. Where they are not, somebody put a backup in its place, and no number means what
+    /// it did: no commit may be compared with them.
+    fn check(&self, known: u64, header: Option<&ResponseHeader>) -> Result<(), StoreError> {
+        let Some(header) = header else { return Ok(()) };
+        let (cluster, revision) = (header.cluster_id(), header.revision() as u64);
+        self.revision.fetch_max(revision, Relaxed);
+        let before =
+            self.cluster.compare_exchange(0, cluster, Relaxed, Relaxed).unwrap_or_else(|before| before);
+        if (before != 0 && before != cluster) || revision < known {
+            return Err(StoreError::Denied(format!(
+                "etcd is another than before, or was restored from a backup (change {revision} after {known}); restore the job with \
+                 StreamCoordinator::restore in a new process, or begin it under another name"
+            )));
+        }
+        Ok(())
+    }
+
     async fn answer(&self, request: Request) -> Result<Answer, StoreError> {
+        let known = self.revision.load(Relaxed);
         let (server, mut client) = self.client().await?;
         let failed = |error: etcd_client::Error| self.failed(server, &error);
         match request {
@@ -222,6 +251,7 @@ impl Shared {
                 });
                 let gets = EtcdTxn::new().and_then(gets.collect::<Vec<_>>());
                 let found = client.txn(gets).await.map_err(failed)?;
+                self.check(known, found.header())?;
                 let mut entries = Vec::new();
                 for (keys, response) in keys.iter().zip(found.op_responses()) {
                     if let TxnOpResponse::Get(found) = response {
@@ -233,10 +263,11 @@ impl Shared {
                 Ok(Answer::Read(entries))
             }
             Request::Write(txn) => match client.txn(self.etcd_txn(&txn)).await {
-                Ok(answer) if answer.succeeded() => {
-                    Ok(Answer::Applied(answer.header().map_or(0, |header| header.revision() as u64)))
+                Ok(answer) => {
+                    self.check(known, answer.header())?;
+                    let change = answer.header().map_or(0, |header| header.revision() as u64);
+                    Ok(if answer.succeeded() { Answer::Applied(change) } else { Answer::Refused })
                 }
-                Ok(_) => Ok(Answer::Refused),
                 Err(error) if is_lease_gone(&error) => Ok(Answer::LeaseGone),
                 Err(error) => Err(failed(error)),
             },

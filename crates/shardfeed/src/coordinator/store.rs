@@ -40,6 +40,7 @@ pub(crate) enum StoreError {
     Unknown(String),
     /// It will not be answered, however often it is asked: who asks may not, or what is kept there is not ours.
     #[error("{0}")]
+    #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
     Denied(String),
 }
 

@@ -86,7 +86,7 @@ impl StreamCoordinator {
             let (given, min) = (config.lease().as_millis(), ETCD_LEASE_MIN.as_secs());
             return Err(Error::Invalid(format!("a lease of {given} ms; on etcd it takes {min} s at least")));
         }
-        let coordinator = Self::over(config, etcd_store(url)?);
+        let coordinator = Self::over(config, etcd_store(&url)?);
         coordinator.ask_within(&Request::Read(vec![Keys::One(Key::Meta)]), CONNECT_MAX)?;
         Ok(coordinator)
     }
@@ -474,12 +474,12 @@ impl StreamCoordinator {
 }
 
 #[cfg(feature = "etcd")]
-fn etcd_store(url: EtcdUrl) -> Result<Arc<dyn Store>> {
-    Ok(Arc::new(super::etcd::EtcdStore::new(url)?))
+fn etcd_store(url: &EtcdUrl) -> Result<Arc<dyn Store>> {
+    Ok(Arc::new(super::etcd::EtcdStore::new(url.clone())?))
 }
 
 #[cfg(not(feature = "etcd"))]
-fn etcd_store(url: EtcdUrl) -> Result<Arc<dyn Store>> {
+fn etcd_store(url: &EtcdUrl) -> Result<Arc<dyn Store>> {
     Err(Error::Coordinator {
         store: url.to_string(),
         reason: "this build knows no etcd; build shardfeed with the cargo feature etcd, which needs protoc"

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// One server, or several that agree.
 pub struct Etcd {
     nodes: Vec<Node>,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 struct Node {
@@ -75,7 +75,7 @@ impl Etcd {
             let address = format!("{}:{client}", hosts[node]).parse().unwrap();
             Node { address, command, log: dir.path().join(format!("n{node}.log")), child: None, network }
         };
-        let mut etcd = Self { nodes: networks.into_iter().enumerate().map(node).collect(), _dir: dir };
+        let mut etcd = Self { nodes: networks.into_iter().enumerate().map(node).collect(), dir };
         for node in 0..nodes {
             etcd.run(node);
         }
@@ -133,6 +133,11 @@ impl Etcd {
             child.kill().unwrap();
             child.wait().unwrap();
         }
+    }
+
+    /// Removes what a server that was killed had written.
+    pub fn forget(&mut self, node: usize) {
+        std::fs::remove_dir_all(self.dir.path().join(format!("n{node}"))).unwrap();
     }
 
     /// Cuts a server off from all others, or joins it to them again. False if it has no network of its own.

@@ -78,6 +78,20 @@ fn another_data_set_and_the_same_rank() {
     assert!(first.next().unwrap().is_some());
 }
 
+#[test]
+fn an_etcd_that_forgot() {
+    let mut etcd = Etcd::start(1);
+    let coordinator = StreamCoordinator::connect(&etcd.url("job"), config(0)).unwrap();
+    for samples in 0..10 {
+        coordinator.update_worker_health(0, samples, 1.0).unwrap();
+    }
+    etcd.kill(0);
+    etcd.forget(0);
+    etcd.run(0);
+    let error = coordinator.get_worker_health(0).unwrap_err().to_string();
+    assert!(error.contains("another than before, or was restored from a backup"), "{error}");
+}
+
 fn run(program: &str, arguments: &[&str], dir: &Path) {
     let done = Command::new(program)
         .args(arguments)

@@ -1,10 +1,11 @@
 //! As `API.md` has it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use shardfeed::{
     PartitionStrategy, StreamCoordinator, StreamingConfig, StreamingShardIterator, StreamingShardLoader,
-    Tensor, TensorDataset,
+    Tensor, TensorDataset, WorkerHealth, WorkerStatus,
 };
 
 #[test]
@@ -52,6 +53,47 @@ fn the_examples_of_the_interface_run() -> Result<(), Box<dyn std::error::Error>>
     assert_eq!(stats.prefetch_hits + stats.prefetch_misses, stats.samples_loaded);
     loader.prefetch(10)?;
     assert!(loader.next()?.is_none());
+    Ok(())
+}
+
+#[test]
+fn the_examples_of_the_coordinator_run() -> Result<(), Box<dyn std::error::Error>> {
+    let config = StreamingConfig::new(4, 0)?.with_dynamic_balancing(true);
+    let loader = StreamingShardLoader::new(
+        TensorDataset::new(
+            Tensor::<f32>::from_vec(vec![1.0; 100], &[100, 1])?,
+            Tensor::<f32>::from_vec(vec![1.0; 100], &[100])?,
+        ),
+        StreamingConfig::new(4, 0)?,
+    )?;
+    loader.next()?;
+    let (rank, samples, throughput, state) = (0, 500, 120.0, loader.get_checkpoint());
+
+    let coordinator = Arc::new(StreamCoordinator::new(config)?);
+    coordinator.register_worker(rank, vec![])?;
+    coordinator.update_worker_health(rank, samples, throughput)?;
+    let WorkerHealth { rank: of, status, last_heartbeat, samples_processed, average_throughput, .. } =
+        coordinator.get_worker_health(rank)?.ok_or("it is known")?;
+    assert_eq!((of, status, samples_processed), (0, WorkerStatus::Active, 500));
+    assert!((average_throughput - 120.0).abs() < 1e-9);
+    assert!(last_heartbeat.elapsed()? < Duration::from_mins(1));
+    coordinator.register_checkpoint(rank, state)?;
+    assert_eq!(coordinator.get_checkpoint(rank)?.ok_or("it was registered")?.position, 1);
+    assert!(!coordinator.rebalance_if_needed()?);
+    coordinator.update_worker_health(1, 100, 10.0)?;
+    assert!(coordinator.rebalance_if_needed()?);
+    assert_eq!(coordinator.get_worker_health(1)?.map(|health| health.status), Some(WorkerStatus::Slow));
+    // Every status has its name.
+    let _ = [
+        WorkerStatus::Active,
+        WorkerStatus::Idle,
+        WorkerStatus::Slow,
+        WorkerStatus::Failed,
+        WorkerStatus::Unknown,
+    ];
+
+    let config = StreamingConfig::new(4, 0)?;
+    assert!(StreamCoordinator::connect("etcd://localhost/job", config).is_err());
     Ok(())
 }
 
