@@ -82,6 +82,7 @@ const BUSY_MIN_MS: u64 = 100;
 impl RateMeter {
     /// So many samples now; was it busy since the last time? Returns the rate as far as it is known.
     pub fn rate(&mut self, now_ms: u64, samples: u64, is_busy: bool) -> Option<f64> {
+        self.forget_reports(now_ms);
         if let Some(mean) = self.mean_of_reports() {
             return Some(mean);
         }
@@ -113,6 +114,10 @@ impl RateMeter {
     /// Somebody else measured it: from now on that counts.
     pub fn report(&mut self, now_ms: u64, rate: f64) {
         self.reports.push_back((now_ms, rate));
+        self.forget_reports(now_ms);
+    }
+
+    fn forget_reports(&mut self, now_ms: u64) {
         while self.reports.len() > POINTS_MAX
             || self.reports.front().is_some_and(|(at, _)| now_ms.saturating_sub(*at) > WINDOW_MS)
         {
@@ -171,6 +176,9 @@ mod tests {
         meter.report(WINDOW_MS + 1, 30.0);
         assert_eq!(meter.mean_of_reports(), Some(25.0));
         assert_eq!(meter.rate(WINDOW_MS + 1, 7, true), Some(25.0));
+        // Nobody reports any more: it measures by itself again.
+        assert_eq!(meter.rate(3 * WINDOW_MS, 7, true), None);
+        assert_eq!(meter.rate(3 * WINDOW_MS + 1000, 17, true), Some(10.0));
     }
 
     #[test]

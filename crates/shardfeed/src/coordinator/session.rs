@@ -25,13 +25,13 @@ pub(crate) trait Work: Send + Sync {
     /// How far it is.
     fn standing(&self) -> Standing;
 
-    /// These samples may be handed out.
-    fn deliver(&self, _run: RunId, _left: &Ranges) -> Result<()> {
+    /// These samples of an epoch may be handed out. If the stream is in another one by now, that is forgotten: the run goes back.
+    fn deliver(&self, _epoch: u64, _run: RunId, _left: &Ranges) -> Result<()> {
         Ok(())
     }
 
     /// Nothing beyond the cut may be handed out any more. Returns where it was possible; nowhere, if it was not.
-    fn shrink(&self, cut: &Cut, _end: u64) -> Cut {
+    fn shrink(&self, _epoch: u64, cut: &Cut, _end: u64) -> Cut {
         Cut { run: cut.run, at: Vec::new() }
     }
 
@@ -350,6 +350,7 @@ impl Driver {
         let rate = self.meter.rate(now, samples, is_busy);
         self.worker.set_report(Report { samples, rate, position, epoch, unix_ms: unix_ms() });
         let actions = self.worker.step(now, event);
+        let epoch = self.worker.scope().map_or(0, |scope| scope.epoch);
         self.shared.delivers_until.store(self.worker.delivers_until(), Relaxed);
         for action in actions {
             match action {
@@ -357,7 +358,7 @@ impl Driver {
                     let answer = self.ask(&request);
                     events.push_front(Event::Answer(answer));
                 }
-                Action::Deliver { run, left } => match self.work.deliver(run, &left) {
+                Action::Deliver { run, left } => match self.work.deliver(epoch, run, &left) {
                     Ok(()) => self.shared.note(|seen| seen.deliveries += 1),
                     Err(error) => {
                         self.shared.note(|seen| seen.out = Some(Out::Refused(error.to_string())));
@@ -365,7 +366,7 @@ impl Driver {
                     }
                 },
                 Action::Shrink { cut, end } => {
-                    let cut = self.work.shrink(&cut, end);
+                    let cut = self.work.shrink(epoch, &cut, end);
                     events.push_back(Event::Shrunk(cut));
                 }
                 Action::Committed => {
@@ -374,10 +375,7 @@ impl Driver {
                     self.shared.note(|seen| seen.commits = commits);
                 }
                 Action::Warm(starts) => self.work.warm(&starts),
-                Action::Over => {
-                    let epoch = self.worker.scope().map(|scope| scope.epoch);
-                    self.shared.note(|seen| seen.over = epoch);
-                }
+                Action::Over => self.shared.note(|seen| seen.over = Some(epoch)),
                 Action::End(end) => self.shared.note(|seen| {
                     seen.out.get_or_insert(Out::Ended(end));
                 }),

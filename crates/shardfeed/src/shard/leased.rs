@@ -56,8 +56,16 @@ impl Leased {
         Ok(done)
     }
 
-    pub fn set_over(&self, is_over: bool) {
-        self.is_over.store(is_over, Relaxed);
+    /// Goes on to another epoch, while nobody commits something of this one. What was not committed is not done.
+    pub fn go_on(&self, go_on: impl FnOnce()) {
+        let _turn = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
+        go_on();
+        self.is_over.store(false, Relaxed);
+        self.committed.store(self.handed_out.load(Relaxed), Relaxed);
+    }
+
+    pub fn set_over(&self) {
+        self.is_over.store(true, Relaxed);
     }
 
     pub fn is_over(&self) -> bool {
@@ -94,11 +102,14 @@ impl<D: Dataset + 'static> Work for LoaderWork<D> {
     }
 
     /// Its own samples after what it has; somebody else's at once, since they are late.
-    fn deliver(&self, run: RunId, left: &Ranges) -> Result<()> {
+    fn deliver(&self, epoch: u64, run: RunId, left: &Ranges) -> Result<()> {
         let Shared { partition, config, queue, .. } = &*self.shared;
         let rank = config.rank();
         let more = left.as_slice().iter().map(|&(start, end)| Stretch { origin: run.origin, start, end });
         queue.exchange_with(|stream, next| {
+            if stream.epoch != epoch {
+                return Ok(None);
+            }
             let have = stream.assignment().cloned().unwrap_or_default();
             let at = if run.origin == rank.index() { have.len() } else { next };
             ShardStream::dealt(partition, rank, stream.epoch, &have.with(at, more)).map(Some)
@@ -106,12 +117,12 @@ impl<D: Dataset + 'static> Work for LoaderWork<D> {
         Ok(())
     }
 
-    fn shrink(&self, cut: &Cut, end: u64) -> Cut {
+    fn shrink(&self, epoch: u64, cut: &Cut, end: u64) -> Cut {
         let Shared { partition, config, queue, .. } = &*self.shared;
         let (rank, unit) = (config.rank(), config.unit());
         let mut at = Vec::new();
         let shrunk = queue.exchange_with(|stream, next| {
-            let Some(have) = stream.assignment() else { return Ok(None) };
+            let Some(have) = stream.assignment().filter(|_| stream.epoch == epoch) else { return Ok(None) };
             let Some(first) = first_to_give(have, next, cut, end, unit) else { return Ok(None) };
             let of = Stretch { origin: cut.run.origin, start: first, end };
             let stream = ShardStream::dealt(partition, rank, stream.epoch, &have.without(next, of))?;

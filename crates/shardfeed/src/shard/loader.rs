@@ -266,7 +266,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
             match leased.session.wait_for_more(deliveries, self.epoch())? {
                 News::More => {}
                 News::Over => {
-                    leased.set_over(true);
+                    leased.set_over();
                     return Ok(None);
                 }
             }
@@ -365,11 +365,10 @@ impl<D: Dataset> StreamingShardLoader<D> {
             return;
         }
         match ShardStream::dealt(partition, config.rank(), epoch, &Assignment::default()) {
-            Ok(stream) => {
+            Ok(stream) => leased.go_on(|| {
                 self.restart(stream, Done::default());
-                leased.set_over(false);
                 leased.session.begin(epoch, self.lens(epoch));
-            }
+            }),
             Err(error) => self.complain_later(error.into()),
         }
     }

@@ -222,6 +222,58 @@ fn the_whole_job_goes_back_to_where_it_was_saved() {
 }
 
 #[test]
+fn an_epoch_that_was_left_is_taken_up_where_it_was() {
+    let config = |rank| config(2, rank).with_fault_tolerance(1).with_shuffle_seed(3);
+    let numbers = |_| Numbers { len: 120, delay: Duration::ZERO };
+    let (_, done) = in_threads(2, &numbers, &config, &|rank, loader| {
+        let mut first = work(loader, 5, 20 + 10 * rank).unwrap();
+        // Handed out, and left without being committed.
+        assert!(loader.next().unwrap().is_some());
+        loader.set_epoch(1);
+        let second = work(loader, 5, EVERYTHING).unwrap();
+        loader.set_epoch(0);
+        first.extend(work(loader, 5, EVERYTHING).unwrap());
+        first.into_iter().chain(second.into_iter().map(|sample| 1000 + sample)).collect()
+    });
+    let expected: Vec<usize> = (0..120).chain(1000..1120).collect();
+    assert_eq!(sorted(done.concat()), expected);
+}
+
+#[test]
+fn several_threads_on_each_worker() {
+    let config = |rank| config(2, rank).with_fault_tolerance(1).with_prefetch_buffer_size(8);
+    let numbers = |_| Numbers { len: 2000, delay: Duration::from_micros(50) };
+    let (coordinator, done) = in_threads(2, &numbers, &config, &|_, loader| {
+        let all = std::sync::Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut count = 0;
+                    loop {
+                        let Some(sample) = loader.next().unwrap() else {
+                            loader.commit().unwrap();
+                            // Nothing is left to commit: it is the end.
+                            if loader.next().unwrap().is_none() {
+                                return;
+                            }
+                            panic!("a sample after the end, with nobody failing");
+                        };
+                        all.lock().unwrap().push(sample);
+                        count += 1;
+                        if count % 50 == 0 {
+                            loader.commit().unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        all.into_inner().unwrap()
+    });
+    assert_eq!(sorted(done.concat()), (0..2000).collect::<Vec<_>>());
+    assert_eq!((0..2).map(|rank| coordinator.assignment(0, rank).unwrap().len()).sum::<u64>(), 2000);
+}
+
+#[test]
 fn what_cannot_be_is_said() {
     let numbers = Numbers { len: 100, delay: Duration::ZERO };
     let make = |rank| config(2, rank).with_fault_tolerance(1);

@@ -12,7 +12,7 @@ impl Worker {
     pub(super) fn looked(&mut self, now: u64, entries: Vec<Entry>, actions: &mut Vec<Action>) {
         let table = Table::new(entries, &self.lens);
         self.is_unsure = false;
-        self.look_at = now + self.settings.times.look;
+        (self.look_at, self.looked_at) = (now + self.settings.times.look, now);
         match self.generation {
             Some(known) if known != table.generation => return self.out(End::Restored, actions),
             Some(_) => {}

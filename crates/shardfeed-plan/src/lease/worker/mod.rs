@@ -50,6 +50,7 @@ pub struct Worker {
     keep_alive_at: u64,
     report_at: u64,
     look_at: u64,
+    looked_at: u64,
     retry_at: u64,
     failures: u32,
 }
@@ -84,6 +85,8 @@ pub struct Times {
     pub margin: u64,
     /// How often it looks at what others do, unless it is told to.
     pub look: u64,
+    /// How often it does if it is told to.
+    pub look_again: u64,
     /// How long it waits for an answer.
     pub request: u64,
 }
@@ -93,11 +96,13 @@ impl Times {
     /// for each worker as before.
     pub fn new(lease: u64, world_size: u32) -> Self {
         let keep_alive = (lease / 5).max(1);
+        let look = keep_alive * u64::from(world_size.div_ceil(64).max(1));
         Self {
             lease,
             keep_alive,
             margin: lease / 5,
-            look: keep_alive * u64::from(world_size.div_ceil(64).max(1)),
+            look,
+            look_again: look / 20,
             request: (lease / 6).clamp(1, 1_500),
         }
     }
@@ -190,6 +195,7 @@ impl Worker {
             keep_alive_at: 0,
             report_at: 0,
             look_at: 0,
+            looked_at: 0,
             retry_at: 0,
             failures: 0,
         }
@@ -203,7 +209,11 @@ impl Worker {
         }
         match event {
             Event::Tick => {}
-            Event::Hint => self.look_at = self.look_at.min(now),
+            // When many claim at once, not everybody looks at each of their claims.
+            Event::Hint => {
+                let soon = now.max(self.looked_at + self.settings.times.look_again);
+                self.look_at = self.look_at.min(soon);
+            }
             Event::Answer(answer) => self.answered(now, answer, &mut actions),
             Event::Begin { epoch, lens } => self.begin(now, epoch, lens),
             Event::Commit { done, step, checkpoint } => {
@@ -241,7 +251,8 @@ impl Worker {
         }
         let looks = self.rival.is_some() || self.scope.is_some() && !self.is_over;
         let look = if looks { self.look_at } else { u64::MAX };
-        self.keep_alive_at.min(self.report_at).min(look)
+        let report = if self.joined.is_some() { self.report_at } else { u64::MAX };
+        self.keep_alive_at.min(report).min(look)
     }
 
     /// How it does; told to others when that is due.
