@@ -117,7 +117,8 @@ fn as_text(rows: &[WorkerRow], now: SystemTime) -> String {
             known(format!("{:.1} s ago", ago.as_secs_f64())),
             lease.unwrap_or_else(|| "–".to_owned()),
             took_over.join(" "),
-            row.name.clone(),
+            // Whatever somebody wrote there, it moves no cursor.
+            row.name.chars().filter(|letter| !letter.is_control()).collect(),
         ]);
     }
     if rows.is_empty() {

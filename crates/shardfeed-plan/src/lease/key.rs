@@ -15,8 +15,10 @@ pub enum Key {
     Indices(u32),
     /// Where a worker's stream stood last.
     Checkpoint(u32),
-    /// How the work of an epoch was dealt again.
+    /// How the work of an epoch was dealt last.
     Deal(Scope),
+    /// How it was dealt each time.
+    Dealt(Scope, u64),
     /// Changes when there is something to take that nobody had before. Lies among the owners, to be watched with them.
     Bell(Scope),
     /// Who has a run. Vanishes with its owner's lease.
@@ -56,6 +58,7 @@ impl Key {
             Self::Indices(rank) => format!("indices/{rank:08x}"),
             Self::Checkpoint(rank) => format!("checkpoint/{rank:08x}"),
             Self::Deal(scope) => format!("{scope}/deal"),
+            Self::Dealt(scope, number) => format!("{scope}/dealt/{number:016x}"),
             Self::Bell(scope) => format!("{scope}/owner/bell"),
             Self::Owner(scope, run) => format!("{scope}/owner/{run}"),
             Self::Run(scope, run) => format!("{scope}/run/{run}"),
@@ -78,6 +81,7 @@ impl Key {
                 let scope = Scope { generation: number(generation)?, epoch: number(epoch)? };
                 match *rest {
                     ["deal"] => Self::Deal(scope),
+                    ["dealt", digits] => Self::Dealt(scope, number(digits)?),
                     ["owner", "bell"] => Self::Bell(scope),
                     [kind, origin, start] => {
                         let run = RunId { origin: rank(origin)?, start: number(start)? };
@@ -106,6 +110,8 @@ pub enum Keys {
     Alive,
     /// All workers.
     Workers,
+    /// All deals of a scope.
+    Dealt(Scope),
     /// All owners of a scope.
     Owners(Scope),
     /// All runs of a scope.
@@ -120,6 +126,7 @@ impl Keys {
             Self::One(key) => (key, key),
             Self::Alive => (Key::Alive(0), Key::Alive(u32::MAX)),
             Self::Workers => (Key::Worker(0), Key::Worker(u32::MAX)),
+            Self::Dealt(scope) => (Key::Dealt(scope, 0), Key::Dealt(scope, u64::MAX)),
             Self::Owners(scope) => (Key::Owner(scope, first), Key::Owner(scope, last)),
             Self::Runs(scope) => (Key::Run(scope, first), Key::Run(scope, last)),
         }
@@ -131,6 +138,7 @@ impl Keys {
             Self::One(_) => None,
             Self::Alive => Some("alive/".to_owned()),
             Self::Workers => Some("worker/".to_owned()),
+            Self::Dealt(scope) => Some(format!("{scope}/dealt/")),
             Self::Owners(scope) => Some(format!("{scope}/owner/")),
             Self::Runs(scope) => Some(format!("{scope}/run/")),
         }
@@ -166,6 +174,7 @@ mod tests {
             (Key::Indices(1), "indices/00000001"),
             (Key::Checkpoint(2), "checkpoint/00000002"),
             (Key::Deal(SCOPE), "g/00000000000000ab/0000000000000003/deal"),
+            (Key::Dealt(SCOPE, 2), "g/00000000000000ab/0000000000000003/dealt/0000000000000002"),
             (Key::Bell(SCOPE), "g/00000000000000ab/0000000000000003/owner/bell"),
             (Key::Owner(SCOPE, RUN), "g/00000000000000ab/0000000000000003/owner/00000007/0000000000001000"),
             (Key::Run(SCOPE, RUN), "g/00000000000000ab/0000000000000003/run/00000007/0000000000001000"),

@@ -17,7 +17,7 @@ pub enum Value {
     Indices(Vec<usize>),
     /// Under [`Key::Checkpoint`].
     Checkpoint(Box<CheckpointState>),
-    /// Under [`Key::Deal`].
+    /// Under [`Key::Deal`] and [`Key::Dealt`].
     Deal(Box<DealRecord>),
     /// Under [`Key::Bell`].
     Bell,
@@ -91,7 +91,9 @@ pub struct WorkerRecord {
     pub rank: u32,
     /// Where it runs, for people.
     pub name: String,
-    /// The epoch that it is in.
+    /// The start of the job that it takes part in, and the epoch that it is in.
+    pub generation: u64,
+    /// See `generation`.
     pub epoch: u64,
     /// Whether it waits for work.
     pub is_waiting: bool,
@@ -167,8 +169,11 @@ impl TryFrom<StoredRun> for Run {
         if done.end() > end {
             return Err(format!("done up to {} of {end}", done.end()));
         }
-        if let Some(part) = parts.iter().find(|part| part.start >= part.end) {
-            return Err(format!("{}..{} is no part", part.start, part.end));
+        let is_part = |part: &&Part| {
+            part.start < part.end && part.end <= end && part.at.checked_add(part.end - part.start).is_some()
+        };
+        if let Some(part) = parts.iter().find(|part| !is_part(part)) {
+            return Err(format!("{}..{} is no part of it", part.start, part.end));
         }
         Ok(Self { end, done, by, seq, step, parts })
     }
@@ -215,6 +220,14 @@ impl TryFrom<StoredCut> for Cut {
     }
 }
 
+impl Part {
+    /// Whether the worker did the other right after this.
+    fn is_before(&self, other: &Self) -> bool {
+        (self.rank, self.joined, self.end) == (other.rank, other.joined, other.start)
+            && self.at + (self.end - self.start) == other.at
+    }
+}
+
 impl Run {
     /// Of which nothing is done.
     pub fn new(end: u64) -> Self {
@@ -246,15 +259,16 @@ impl Run {
     /// A worker did more of it.
     pub fn add(&mut self, part: Part) {
         self.done.insert(part.start, part.end);
-        match self.parts.last_mut() {
-            Some(last)
-                if (last.rank, last.joined, last.end) == (part.rank, part.joined, part.start)
-                    && last.at + (last.end - last.start) == part.at =>
-            {
-                last.end = part.end;
-            }
-            _ => self.parts.push(part),
+        let mut part = part;
+        // What was done out of turn closes up.
+        while let Some(index) =
+            self.parts.iter().position(|other| other.is_before(&part) || part.is_before(other))
+        {
+            let other = self.parts.remove(index);
+            let first = if other.start < part.start { other } else { part };
+            part = Part { end: other.end.max(part.end), ..first };
         }
+        self.parts.push(part);
     }
 }
 
@@ -292,7 +306,7 @@ impl Value {
             Key::Worker(_) => serde_json::from_slice(bytes).map(Self::Worker),
             Key::Indices(_) => serde_json::from_slice(bytes).map(Self::Indices),
             Key::Checkpoint(_) => serde_json::from_slice(bytes).map(Self::Checkpoint),
-            Key::Deal(_) => serde_json::from_slice(bytes).map(Self::Deal),
+            Key::Deal(_) | Key::Dealt(..) => serde_json::from_slice(bytes).map(Self::Deal),
             Key::Bell(_) => Ok(Self::Bell),
             Key::Alive(_) | Key::Owner(..) => serde_json::from_slice(bytes).map(Self::Owner),
             Key::Run(..) => serde_json::from_slice(bytes).map(Self::Run),
@@ -344,6 +358,7 @@ mod tests {
             session: 77,
             rank: 1,
             name: "host 4711".to_owned(),
+            generation: 0,
             epoch: 1,
             is_waiting: false,
             has_left: false,
@@ -376,7 +391,7 @@ mod tests {
             (
                 Key::Worker(1),
                 Value::Worker(Box::new(worker)),
-                r#"{"session":77,"rank":1,"name":"host 4711","epoch":1,"is_waiting":false,"has_left":false,"samples":190,"rate":12.5,"position":90,"heartbeat_ms":1700000000000}"#,
+                r#"{"session":77,"rank":1,"name":"host 4711","generation":0,"epoch":1,"is_waiting":false,"has_left":false,"samples":190,"rate":12.5,"position":90,"heartbeat_ms":1700000000000}"#,
             ),
             (
                 Key::Owner(SCOPE, ID),
@@ -420,7 +435,7 @@ mod tests {
             ),
             (
                 Key::Worker(3),
-                r#"{"session":77,"rank":1,"name":"","epoch":1,"is_waiting":false,"has_left":false,"samples":1,"rate":null,"position":9,"heartbeat_ms":0}"#,
+                r#"{"session":77,"rank":1,"name":"","generation":0,"epoch":1,"is_waiting":false,"has_left":false,"samples":1,"rate":null,"position":9,"heartbeat_ms":0}"#,
             ),
             (Key::Owner(SCOPE, ID), "{"),
         ];
@@ -435,7 +450,9 @@ mod tests {
         let mut run = Run::new(100);
         run.add(Part { rank: 0, joined: 1, at: 10, start: 0, end: 5 });
         run.add(Part { rank: 0, joined: 1, at: 15, start: 5, end: 9 });
-        run.add(Part { rank: 0, joined: 1, at: 40, start: 9, end: 12 });
+        // Another thread was faster.
+        run.add(Part { rank: 0, joined: 1, at: 41, start: 10, end: 12 });
+        run.add(Part { rank: 0, joined: 1, at: 40, start: 9, end: 10 });
         run.add(Part { rank: 2, joined: 8, at: 43, start: 12, end: 20 });
         let parts: Vec<_> = run.parts.iter().map(|part| (part.rank, part.at, part.start, part.end)).collect();
         assert_eq!(parts, [(0, 10, 0, 9), (0, 40, 9, 12), (2, 43, 12, 20)]);

@@ -51,7 +51,7 @@ impl Table {
     /// From what was read. `lens`: samples that the strategy gives each worker.
     pub fn new(entries: Vec<Entry>, lens: &[u64]) -> Self {
         let mut table = Self::default();
-        let mut alive = BTreeMap::new();
+        let (mut alive, mut changes) = (BTreeMap::new(), BTreeMap::new());
         for Entry { key, value, created, modified, lease } in entries {
             match (key, value) {
                 (_, Value::Generation(generation)) => table.generation = (generation, modified),
@@ -59,13 +59,7 @@ impl Table {
                     alive.insert(rank, (owner, created, lease));
                 }
                 (Key::Worker(rank), Value::Worker(record)) => {
-                    // Of those that were there before, others have the rank, or nobody.
-                    if let Some(&(owner, created, lease)) = alive.get(&rank)
-                        && owner.session == record.session
-                    {
-                        let record = (*record).clone();
-                        table.workers.insert(rank, Present { record, created, modified, lease });
-                    }
+                    changes.insert(rank, modified);
                     table.records.insert(rank, *record);
                 }
                 (_, Value::Deal(deal)) => table.deal = (*deal, modified),
@@ -77,6 +71,14 @@ impl Table {
                 }
                 _ => {}
             }
+        }
+        for (rank, (owner, created, lease)) in alive {
+            // Of one that was there before it says nothing.
+            let record = table.records.get(&rank).filter(|record| record.session == owner.session).cloned();
+            let modified = record.as_ref().map_or(0, |_| changes[&rank]);
+            let nothing = || WorkerRecord { session: owner.session, rank, ..WorkerRecord::default() };
+            let record = record.unwrap_or_else(nothing);
+            table.workers.insert(rank, Present { record, created, modified, lease });
         }
         for (origin, &len) in (0..).zip(lens) {
             if len > 0 {
@@ -193,7 +195,7 @@ impl Table {
         }
         let ranks = || here.iter().map(|worker| worker.rank);
         Some(DealRecord {
-            number: self.deal.0.number + 1,
+            number: self.deal.0.number.saturating_add(1),
             rates: here.iter().map(|worker| (worker.rank, worker.rate)).collect(),
             left: ranks()
                 .zip(left.iter().zip(&shares))

@@ -76,6 +76,9 @@ struct Process {
     /// Samples to hand out, then those that are not committed.
     todo: VecDeque<(RunId, u64)>,
     fresh: Vec<(RunId, u64, u64)>,
+    /// Those that are being committed, and all that ever were in this epoch.
+    sent: Vec<(RunId, u64, u64)>,
+    history: Vec<(RunId, u64, u64)>,
     position: u64,
     is_committing: bool,
     slower: u64,
@@ -111,6 +114,8 @@ struct World {
     cut_off_until: Vec<u64>,
     is_out: bool,
     saved: BTreeMap<(u64, u32), Ranges>,
+    saved_epoch: u64,
+    /// Where the job began, or was restored to.
     first_epoch: u64,
     oracle: Oracle,
     faults: Faults,
@@ -143,6 +148,7 @@ pub fn run(seed: u64) -> Outcome {
         cut_off_until: vec![0; workers],
         is_out: false,
         saved: BTreeMap::new(),
+        saved_epoch: 0,
         first_epoch: 0,
         oracle: Oracle::default(),
         faults: Faults::default(),
@@ -295,6 +301,8 @@ impl World {
             request: 0,
             todo: VecDeque::new(),
             fresh: Vec::new(),
+            sent: Vec::new(),
+            history: Vec::new(),
             position: 0,
             is_committing: false,
             slower: 1,
@@ -337,9 +345,9 @@ impl World {
                 Action::Committed => {
                     let Some(process) = self.process(rank, session) else { return };
                     process.is_committing = false;
-                    let (scope, fresh) =
-                        (process.worker.scope().expect("begun"), std::mem::take(&mut process.fresh));
-                    for (run, sample, _) in fresh {
+                    let (scope, sent) =
+                        (process.worker.scope().expect("begun"), std::mem::take(&mut process.sent));
+                    for (run, sample, _) in sent {
                         self.oracle.believes(session, scope, run.origin, sample);
                     }
                 }
@@ -362,8 +370,9 @@ impl World {
     fn over(&mut self, rank: usize, session: u64) {
         let (now, epochs, lens) = (self.now, self.schedule.epochs, self.schedule.lens.clone());
         let Some(process) = self.process(rank, session) else { return };
-        let is_left_over = !process.fresh.is_empty() || !process.todo.is_empty();
+        let is_left_over = !process.fresh.is_empty() || !process.sent.is_empty() || !process.todo.is_empty();
         process.epoch += 1;
+        process.history.clear();
         if is_left_over {
             self.oracle.violation = Some("over: with samples in hand".to_owned());
             return;
@@ -380,7 +389,8 @@ impl World {
     /// The consumer of a worker that is out makes another.
     fn end(&mut self, rank: usize, session: u64, end: End) {
         let Some(process) = self.process(rank, session) else { return };
-        let (scope, fresh) = (process.worker.scope().expect("begun"), std::mem::take(&mut process.fresh));
+        let (scope, mut fresh) = (process.worker.scope().expect("begun"), std::mem::take(&mut process.fresh));
+        fresh.append(&mut process.sent);
         process.todo.clear();
         if matches!(end, End::Fenced(_)) {
             self.faults.count("fenced workers");
@@ -422,6 +432,7 @@ impl World {
     fn consume(&mut self, rank: usize, session: u64) {
         let (now, every) = (self.now, self.schedule.commit_every as usize);
         let pace = self.schedule.pace[rank];
+        let mut dice = Dice::new(self.dice.roll());
         let Some(process) = self.process(rank, session) else { return };
         let wait = if process.is_finished { 1_000 } else { pace * process.slower };
         let mut commit = None;
@@ -437,14 +448,14 @@ impl World {
                 self.oracle.hands_out(&mut self.kv, now, session, scope, run, sample);
             } else if !process.fresh.is_empty() && (process.todo.is_empty() || process.fresh.len() >= every) {
                 process.is_committing = true;
-                let done = process.fresh.iter();
-                let done = done.map(|&(run, sample, at)| Done {
-                    origin: run.origin,
-                    at,
-                    start: sample,
-                    end: sample + 1,
-                });
-                commit = Some(Event::Commit { done: done.collect(), step: None, checkpoint: None });
+                // Other threads may be at some of them still; but for the last they are not waited for.
+                let is_last = process.todo.is_empty();
+                let keep = |_: &Handed| !is_last && dice.permille(150);
+                let (kept, sent) = split(std::mem::take(&mut process.fresh), keep);
+                (process.fresh, process.sent) = (kept, sent);
+                process.history.extend(&process.sent);
+                let done = ranges_of(&mut process.history);
+                commit = Some(Event::Commit { done, step: None, checkpoint: None });
             }
         }
         if let Some(commit) = commit {
@@ -576,12 +587,14 @@ impl World {
 
     fn save(&mut self) {
         self.saved.clear();
-        for epoch in self.first_epoch..self.schedule.epochs {
-            let scope = Scope { generation: self.oracle.generation, epoch };
-            for entry in self.kv.read(self.now, &[Keys::Runs(scope)]).1 {
-                if let (Key::Run(_, id), Value::Run(run)) = (entry.key, entry.value) {
-                    self.saved.entry((epoch, id.origin)).or_default().extend(&run.done);
-                }
+        // The epoch that the job is in: those before it are done.
+        let epochs = self.processes.iter().flatten().map(|process| process.epoch);
+        let epoch = epochs.max().unwrap_or(self.first_epoch).min(self.schedule.epochs - 1);
+        self.saved_epoch = epoch;
+        let scope = Scope { generation: self.oracle.generation, epoch };
+        for entry in self.kv.read(self.now, &[Keys::Runs(scope)]).1 {
+            if let (Key::Run(_, id), Value::Run(run)) = (entry.key, entry.value) {
+                self.saved.entry((epoch, id.origin)).or_default().extend(&run.done);
             }
         }
     }
@@ -589,6 +602,7 @@ impl World {
     fn restore(&mut self) {
         self.faults.count("restores");
         let id = self.oracle.generation + 1;
+        self.first_epoch = self.saved_epoch;
         let generation = Generation { id, number: id, epoch: self.first_epoch };
         let (_, there) = self.kv.read(self.now, &[Keys::One(Key::Generation)]);
         let modified = there.first().map_or(0, |entry| entry.modified);
@@ -605,4 +619,30 @@ impl World {
         self.oracle.restores(id, &saved);
         self.hint();
     }
+}
+
+type Handed = (RunId, u64, u64);
+
+/// Those that are kept, and the others.
+fn split(all: Vec<Handed>, keep: impl FnMut(&Handed) -> bool) -> (Vec<Handed>, Vec<Handed>) {
+    let (kept, others): (Vec<_>, Vec<_>) = all.into_iter().partition(keep);
+    if others.is_empty() { (others, kept) } else { (kept, others) }
+}
+
+/// As a loader tells it: all that was handed out so far, in ranges.
+fn ranges_of(history: &mut [Handed]) -> Vec<Done> {
+    history.sort_by_key(|(_, _, at)| *at);
+    let mut done: Vec<Done> = Vec::new();
+    for &(run, sample, at) in history.iter() {
+        match done.last_mut() {
+            Some(last)
+                if (last.origin, last.end) == (run.origin, sample)
+                    && last.at + (last.end - last.start) == at =>
+            {
+                last.end += 1;
+            }
+            _ => done.push(Done { origin: run.origin, at, start: sample, end: sample + 1 }),
+        }
+    }
+    done
 }

@@ -5,7 +5,7 @@
 //! from the kind of its failure.
 
 use std::error::Error as _;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -47,6 +47,8 @@ struct Shared {
     /// What the servers call themselves, and the last change they told of.
     cluster: AtomicU64,
     revision: AtomicU64,
+    /// They are others than before: nothing they say counts any more.
+    is_other: AtomicBool,
 }
 
 impl EtcdStore {
@@ -70,6 +72,7 @@ impl EtcdStore {
             prefix,
             cluster: AtomicU64::new(0),
             revision: AtomicU64::new(0),
+            is_other: AtomicBool::new(false),
         };
         Ok(Self { shared: Arc::new(shared), runtime: Some(runtime) })
     }
@@ -101,13 +104,21 @@ impl Drop for EtcdStore {
 
 impl Store for EtcdStore {
     fn ask(&self, request: &Request, patience: Duration) -> Result<Answer, StoreError> {
-        let (shared, request) = (Arc::clone(&self.shared), request.clone());
-        let answered = self.wait(patience, async move { shared.answer(request).await });
-        if matches!(answered, Err(StoreError::Unknown(_))) {
-            // A server that stands still is not asked again before the others were.
-            self.shared.leave(self.shared.current.load(Relaxed));
+        let once = || {
+            let before = self.shared.current.load(Relaxed);
+            let (shared, request) = (Arc::clone(&self.shared), request.clone());
+            let answered = self.wait(patience, async move { shared.answer(request).await });
+            if matches!(answered, Err(StoreError::Unknown(_))) {
+                // A server that stands still is not asked again before the others were; one that failed was left already.
+                self.shared.leave(before);
+            }
+            answered
+        };
+        match once() {
+            // What a password was good for ends: a new client brings it again.
+            Err(StoreError::Denied(_)) if !self.shared.is_other.load(Relaxed) => once(),
+            answered => answered,
         }
-        answered
     }
 
     fn time_to_live(&self, lease: u64, patience: Duration) -> Result<Option<(u64, u64)>, StoreError> {
@@ -208,6 +219,9 @@ impl Shared {
         let before =
             self.cluster.compare_exchange(0, cluster, Relaxed, Relaxed).unwrap_or_else(|before| before);
         if (before != 0 && before != cluster) || revision < known {
+            self.is_other.store(true, Relaxed);
+        }
+        if self.is_other.load(Relaxed) {
             return Err(StoreError::Denied(format!(
                 "etcd is another than before, or was restored from a backup (change {revision} after {known}); restore the job with \
                  StreamCoordinator::restore in a new process, or begin it under another name"
@@ -223,6 +237,7 @@ impl Shared {
         match request {
             Request::Grant(ttl_ms) => {
                 let granted = client.lease_grant(ttl_ms.div_ceil(1000) as i64, None).await.map_err(failed)?;
+                self.check(known, granted.header())?;
                 Ok(Answer::Granted(granted.id() as u64))
             }
             Request::KeepAlive(lease) => {

@@ -12,7 +12,7 @@ use shardfeed_plan::lease::{
 
 use super::clock::{now_ms, unix_ms};
 use super::store::{Store, StoreError, Watch};
-use crate::{Error, Result};
+use crate::{Error, Result, foreign};
 
 /// A worker's place in a job: a thread that drives the [`Worker`] machine, and what others know of it.
 pub(crate) struct Session {
@@ -25,13 +25,14 @@ pub(crate) trait Work: Send + Sync {
     /// How far it is.
     fn standing(&self) -> Standing;
 
-    /// These samples of an epoch may be handed out. If the stream is in another one by now, that is forgotten: the run goes back.
-    fn deliver(&self, _epoch: u64, _run: RunId, _left: &Ranges) -> Result<()> {
+    /// These samples of what began under a number may be handed out. If something else began since, that is forgotten: the run goes
+    /// back.
+    fn deliver(&self, _number: u64, _run: RunId, _left: &Ranges) -> Result<()> {
         Ok(())
     }
 
     /// Nothing beyond the cut may be handed out any more. Returns where it was possible; nowhere, if it was not.
-    fn shrink(&self, _epoch: u64, cut: &Cut, _end: u64) -> Cut {
+    fn shrink(&self, _number: u64, cut: &Cut, _end: u64) -> Cut {
         Cut { run: cut.run, at: Vec::new() }
     }
 
@@ -75,7 +76,7 @@ struct Shared {
 #[derive(Default)]
 struct Inbox {
     is_hinted: bool,
-    begin: Option<(u64, Vec<u64>)>,
+    begin: Option<Begin>,
     commit: Option<Event>,
     checkpoint: Option<Box<CheckpointState>>,
     /// How it does, if somebody says so.
@@ -83,6 +84,14 @@ struct Inbox {
     leaves: bool,
     /// It ends as if the process had.
     is_abandoned: bool,
+}
+
+/// An epoch that begins.
+struct Begin {
+    epoch: u64,
+    lens: Vec<u64>,
+    /// Tells it from another time that the same epoch began.
+    number: u64,
 }
 
 /// What the thread tells.
@@ -132,21 +141,29 @@ impl Session {
             meter: RateMeter::default(),
             watch: None,
             commits: 0,
+            number: 0,
             store,
             place,
             work,
         };
         let thread = std::thread::Builder::new()
             .name(format!("shardfeed-worker-{rank}"))
-            .spawn(move || driver.run())
+            .spawn(move || {
+                let shared = Arc::clone(&driver.shared);
+                // Nobody may wait for a thread that is gone.
+                if foreign::call(move || driver.run()).is_err() {
+                    let reason = "its thread panicked; please report this".to_owned();
+                    shared.note(|seen| seen.out = Some(Out::Refused(reason)));
+                }
+            })
             .map_err(|error| Error::Invalid(format!("cannot start a thread for worker {rank}: {error}")))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
     /// Begins an epoch, in which the strategy gives each worker so many samples.
-    pub fn begin(&self, epoch: u64, lens: Vec<u64>) {
+    pub fn begin(&self, epoch: u64, lens: Vec<u64>, number: u64) {
         self.shared.seen().over = None;
-        self.shared.tell(|inbox| inbox.begin = Some((epoch, lens)));
+        self.shared.tell(|inbox| inbox.begin = Some(Begin { epoch, lens, number }));
     }
 
     /// Returns when these samples are known to be done. An error if they are not, and never will be by this worker.
@@ -284,6 +301,8 @@ struct Driver {
     meter: RateMeter,
     watch: Option<(Keys, Watch)>,
     commits: u64,
+    /// Of what began last.
+    number: u64,
 }
 
 impl Driver {
@@ -293,13 +312,14 @@ impl Driver {
             return;
         }
         let mut checkpoint = None;
-        while self.worker.end().is_none() {
+        while self.worker.end().is_none() && !self.is_refused() {
             let inbox = self.wait();
             if inbox.is_abandoned {
                 return;
             }
             let mut events = VecDeque::new();
-            if let Some((epoch, lens)) = inbox.begin {
+            if let Some(Begin { epoch, lens, number }) = inbox.begin {
+                self.number = number;
                 events.push_back(Event::Begin { epoch, lens });
             }
             events.extend(inbox.commit);
@@ -313,6 +333,9 @@ impl Driver {
             }
             while let Some(event) = events.pop_front() {
                 self.step(event, &mut events);
+                if self.is_refused() {
+                    break;
+                }
             }
             checkpoint = inbox.checkpoint.or(checkpoint);
             if let Some(state) = checkpoint.take()
@@ -321,6 +344,10 @@ impl Driver {
                 checkpoint = Some(state);
             }
         }
+    }
+
+    fn is_refused(&self) -> bool {
+        matches!(self.shared.seen().out, Some(Out::Refused(_)))
     }
 
     /// Waits until there is something to do.
@@ -358,7 +385,7 @@ impl Driver {
                     let answer = self.ask(&request);
                     events.push_front(Event::Answer(answer));
                 }
-                Action::Deliver { run, left } => match self.work.deliver(epoch, run, &left) {
+                Action::Deliver { run, left } => match self.work.deliver(self.number, run, &left) {
                     Ok(()) => self.shared.note(|seen| seen.deliveries += 1),
                     Err(error) => {
                         self.shared.note(|seen| seen.out = Some(Out::Refused(error.to_string())));
@@ -366,7 +393,7 @@ impl Driver {
                     }
                 },
                 Action::Shrink { cut, end } => {
-                    let cut = self.work.shrink(epoch, &cut, end);
+                    let cut = self.work.shrink(self.number, &cut, end);
                     events.push_back(Event::Shrunk(cut));
                 }
                 Action::Committed => {
@@ -405,7 +432,15 @@ impl Driver {
     fn ask(&self, request: &Request) -> Answer {
         let (answer, trouble) = match self.store.ask(request, self.patience()) {
             Ok(answer) => (answer, None),
-            Err(StoreError::NotSent(reason) | StoreError::Denied(reason)) => (Answer::NotSent, Some(reason)),
+            Err(StoreError::NotSent(reason)) => (Answer::NotSent, Some(reason)),
+            // Asking again is no use: those who wait are told.
+            Err(StoreError::Denied(reason)) => {
+                let out = Out::Refused(reason.clone());
+                self.shared.note(|seen| {
+                    seen.out.get_or_insert(out);
+                });
+                (Answer::NotSent, Some(reason))
+            }
             Err(StoreError::Unknown(reason)) => (Answer::Unknown, Some(reason)),
         };
         self.shared.note(|seen| seen.trouble = trouble);
@@ -414,9 +449,15 @@ impl Driver {
 
     /// Keeps a checkpoint. False if it has to be tried again.
     fn keep(&self, state: &CheckpointState) -> bool {
-        let key = Key::Checkpoint(self.place.settings.rank);
-        let puts = vec![(key, Value::Checkpoint(Box::new(state.clone())), 0)];
-        matches!(self.ask(&Request::Write(Txn { puts, ..Txn::default() })), Answer::Applied(_))
+        let rank = self.place.settings.rank;
+        let Some(joined) = self.worker.joined() else { return false };
+        let txn = Txn {
+            // Somebody else may have the rank, and be further.
+            compares: vec![Compare::Created(Key::Alive(rank), joined)],
+            puts: vec![(Key::Checkpoint(rank), Value::Checkpoint(Box::new(state.clone())), 0)],
+            deletes: Vec::new(),
+        };
+        matches!(self.ask(&Request::Write(txn)), Answer::Applied(_))
     }
 
     /// Makes sure that the job is the one that is meant: writes down what it is, or compares. Tries until it is answered, or told

@@ -46,7 +46,8 @@ pub struct StreamCoordinator {
 /// A worker that reports by itself.
 struct Reporter {
     session: u64,
-    lease: Option<u64>,
+    /// Its lease, and the change by which it has the rank.
+    place: Option<(u64, u64)>,
     meter: RateMeter,
 }
 
@@ -58,6 +59,9 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// Leases on etcd are of whole seconds, and must outlast the choice of another leader.
 const ETCD_LEASE_MIN: Duration = Duration::from_secs(2);
+
+/// Workers that never came are shown up to this rank.
+const MISSING_MAX: u32 = 1 << 16;
 
 /// Writes of one transaction, fewer than etcd's limit.
 const WRITES_MAX: usize = 100;
@@ -126,7 +130,7 @@ impl StreamCoordinator {
         let mut reporters = lock(&self.reporters);
         let reporter = reporters.entry(rank).or_insert_with(|| Reporter {
             session: random(),
-            lease: None,
+            place: None,
             meter: RateMeter::default(),
         });
         reporter.meter.report(now_ms(), throughput);
@@ -140,16 +144,28 @@ impl StreamCoordinator {
             heartbeat_ms: unix_ms(),
             ..WorkerRecord::default()
         };
-        let lease = match reporter.lease {
-            Some(lease) if matches!(self.ask(&Request::KeepAlive(lease))?, Answer::Alive) => lease,
+        let place = match reporter.place {
+            Some(place) if matches!(self.ask(&Request::KeepAlive(place.0))?, Answer::Alive) => place,
             _ => self.take_rank(rank, reporter.session)?,
         };
-        reporter.lease = Some(lease);
-        self.put(Key::Worker(rank), Value::Worker(Box::new(record)))
+        reporter.place = Some(place);
+        // Late, it changes nothing: the rank may be another's by then.
+        let txn = Txn {
+            compares: vec![Compare::Created(Key::Alive(rank), place.1)],
+            puts: vec![(Key::Worker(rank), Value::Worker(Box::new(record)), 0)],
+            deletes: Vec::new(),
+        };
+        match self.ask(&Request::Write(txn))? {
+            Answer::Applied(_) => Ok(()),
+            _ => {
+                reporter.place = None;
+                Err(self.rank_is_taken(rank))
+            }
+        }
     }
 
-    /// A lease with which the rank is this process's.
-    fn take_rank(&self, rank: u32, session: u64) -> Result<u64> {
+    /// A lease with which the rank is this process's, and the change that made it so.
+    fn take_rank(&self, rank: u32, session: u64) -> Result<(u64, u64)> {
         let ttl = self.config.lease().as_millis() as u64;
         let Answer::Granted(lease) = self.ask(&Request::Grant(ttl))? else {
             return Err(self.error("it grants no lease"));
@@ -160,12 +176,24 @@ impl StreamCoordinator {
             puts: vec![(alive, Value::Owner(Owner { session, rank }), lease)],
             deletes: Vec::new(),
         };
-        match self.ask(&Request::Write(txn))? {
-            Answer::Applied(_) => Ok(lease),
-            _ => Err(self.error(&format!(
-                "another process has rank {rank}; give each its own, or wait until the lease of one that was killed has ended"
-            ))),
+        if let Answer::Applied(change) = self.ask(&Request::Write(txn))? {
+            return Ok((lease, change));
         }
+        // An answer may have been lost: then it is this process's all the same.
+        let there = self.read(vec![Keys::One(alive)])?.pop();
+        if let Some(Entry { value: Value::Owner(owner), created, lease, .. }) = there
+            && owner.session == session
+        {
+            return Ok((lease, created));
+        }
+        self.ask(&Request::Revoke(lease))?;
+        Err(self.rank_is_taken(rank))
+    }
+
+    fn rank_is_taken(&self, rank: u32) -> Error {
+        self.error(&format!(
+            "another process has rank {rank}; give each its own, or wait until the lease of one that was killed has ended"
+        ))
     }
 
     /// How a worker does. `None`: nobody registered it, and it was never heard of.
@@ -206,7 +234,8 @@ impl StreamCoordinator {
             });
         }
         if let Some(Value::Meta(meta)) = self.get(Key::Meta)? {
-            let missing = (0..meta.world_size).filter(|rank| !table.records.contains_key(rank));
+            let missing =
+                (0..meta.world_size.min(MISSING_MAX)).filter(|rank| !table.records.contains_key(rank));
             rows.extend(missing.map(|rank| WorkerRow { health: unknown(rank), ..WorkerRow::default() }));
             rows.sort_by_key(|row| row.health.rank);
         }
@@ -273,6 +302,7 @@ impl StreamCoordinator {
         let txn = Txn {
             compares: vec![Compare::Modified(Key::Deal(scope), table.deal.1)],
             puts: vec![
+                (Key::Dealt(scope, deal.number), Value::Deal(Box::new(deal.clone())), 0),
                 (Key::Deal(scope), Value::Deal(Box::new(deal)), 0),
                 (Key::Bell(scope), Value::Bell, 0),
             ],
@@ -286,6 +316,19 @@ impl StreamCoordinator {
         let (scope, _) = self.scope()?;
         let (deal, change) = self.table(scope)?.deal;
         Ok((change > 0).then_some(deal))
+    }
+
+    /// All deals of an epoch, in their order.
+    pub fn deals(&self, epoch: u64) -> Result<Vec<DealRecord>> {
+        let (scope, _) = self.scope()?;
+        let found = self.read(vec![Keys::Dealt(Scope { epoch, ..scope })])?;
+        Ok(found
+            .into_iter()
+            .filter_map(|entry| match entry.value {
+                Value::Deal(deal) => Some(*deal),
+                _ => None,
+            })
+            .collect())
     }
 
     /// What a worker did in an epoch, in the order in which it did it: committed by it, whoever's it was at first. A loader of that
@@ -326,10 +369,14 @@ impl StreamCoordinator {
             puts: vec![(Key::Generation, Value::Generation(generation), 0)],
             deletes: Vec::new(),
         };
-        match self.ask(&Request::Write(txn))? {
-            Answer::Applied(_) => Ok(()),
-            _ => Err(self.error("somebody else restored the job at the same time; let one worker do so")),
+        if let Answer::Applied(_) = self.ask(&Request::Write(txn))? {
+            return Ok(());
         }
+        // An answer may have been lost: then it is restored all the same.
+        if self.scope()?.1.0.id == generation.id {
+            return Ok(());
+        }
+        Err(self.error("somebody else restored the job at the same time; let one worker do so"))
     }
 
     /// Joins for a loader.
@@ -369,6 +416,10 @@ impl StreamCoordinator {
 
     fn start(&self, place: Place, work: Arc<dyn Work>) -> Result<Arc<Session>> {
         let rank = place.settings.rank;
+        // Who reported by itself is a loader now.
+        if let Some((lease, _)) = lock(&self.reporters).remove(&rank).and_then(|reporter| reporter.place) {
+            self.ask(&Request::Revoke(lease))?;
+        }
         let session = Arc::new(Session::start(Arc::clone(&self.store), place, work)?);
         lock(&self.sessions).insert(rank, Arc::downgrade(&session));
         Ok(session)
@@ -401,9 +452,20 @@ impl StreamCoordinator {
         let keys = vec![Keys::One(Key::Generation), Keys::Alive, Keys::Workers];
         let table = Table::new(self.read(keys)?, &[]);
         let (generation, _) = table.generation;
-        let epochs = table.records.values().map(|record| record.epoch);
+        let of_this = table.records.values().filter(|record| record.generation == generation.id);
+        let epochs = of_this.map(|record| record.epoch);
         let epoch = epochs.max().unwrap_or(0).max(generation.epoch);
         Ok((Scope { generation: generation.id, epoch }, table.generation))
+    }
+
+    /// The epoch that a worker begins with: where the others are, or where the job begins.
+    pub(crate) fn first_epoch(&self) -> Result<u64> {
+        let keys = vec![Keys::One(Key::Generation), Keys::Alive, Keys::Workers];
+        let table = Table::new(self.read(keys)?, &[]);
+        let (generation, _) = table.generation;
+        let there = table.workers.values().map(|there| &there.record);
+        let epochs = there.filter(|record| record.generation == generation.id).map(|record| record.epoch);
+        Ok(epochs.max().unwrap_or(0).max(generation.epoch))
     }
 
     fn read(&self, keys: Vec<Keys>) -> Result<Vec<Entry>> {
@@ -501,7 +563,7 @@ fn shares_alone(table: &Table, threshold: f64) -> Option<DealRecord> {
     }
     let shares = deals.rebalance()?.shares.clone();
     let left = rates.iter().zip(shares).map(|((rank, _), share)| (*rank, EACH, share)).collect();
-    Some(DealRecord { number: table.deal.0.number + 1, rates, left, cuts: Vec::new() })
+    Some(DealRecord { number: table.deal.0.number.saturating_add(1), rates, left, cuts: Vec::new() })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use shardfeed_plan::lease::{Cut, Done, Ranges, RunId};
 use shardfeed_plan::{Assignment, Rank, Stretch};
@@ -20,8 +20,10 @@ pub(super) struct Leased {
     /// Samples handed out, and those of them that are committed.
     handed_out: AtomicU64,
     committed: AtomicU64,
-    /// One commit at a time.
-    commits: Mutex<()>,
+    /// One commit at a time, which keeps the last step that was named.
+    commits: Mutex<Option<u64>>,
+    /// Callers are on their way out with a sample: what they have is neither committed nor lost until they have it.
+    hands: RwLock<()>,
     /// Whether the epoch was found to be done.
     is_over: AtomicBool,
 }
@@ -33,6 +35,7 @@ impl Leased {
             handed_out: AtomicU64::new(0),
             committed: AtomicU64::new(0),
             commits: Mutex::default(),
+            hands: RwLock::default(),
             is_over: AtomicBool::new(false),
         }
     }
@@ -47,11 +50,25 @@ impl Leased {
         self.handed_out.load(Relaxed).saturating_sub(self.committed.load(Relaxed))
     }
 
-    /// Commits what was handed out; the snapshot is taken when its turn comes.
-    pub fn commit<T>(&self, commit: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _turn = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
-        let handed_out = self.handed_out.load(Relaxed);
-        let done = commit()?;
+    /// Held from when a sample is taken until it is the caller's.
+    pub fn hand(&self) -> RwLockReadGuard<'_, ()> {
+        self.hands.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Commits what was handed out, as of a step, or else of the last that was named.
+    pub fn commit<S, T>(
+        &self,
+        step: Option<u64>,
+        snapshot: impl FnOnce() -> S,
+        commit: impl FnOnce(S, Option<u64>) -> Result<T>,
+    ) -> Result<T> {
+        let mut last_step = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
+        *last_step = step.or(*last_step);
+        let (handed_out, snapshot) = {
+            let _nobody = self.hands.write().unwrap_or_else(PoisonError::into_inner);
+            (self.handed_out.load(Relaxed), snapshot())
+        };
+        let done = commit(snapshot, *last_step)?;
         self.committed.store(handed_out, Relaxed);
         Ok(done)
     }
@@ -102,14 +119,11 @@ impl<D: Dataset + 'static> Work for LoaderWork<D> {
     }
 
     /// Its own samples after what it has; somebody else's at once, since they are late.
-    fn deliver(&self, epoch: u64, run: RunId, left: &Ranges) -> Result<()> {
+    fn deliver(&self, number: u64, run: RunId, left: &Ranges) -> Result<()> {
         let Shared { partition, config, queue, .. } = &*self.shared;
         let rank = config.rank();
         let more = left.as_slice().iter().map(|&(start, end)| Stretch { origin: run.origin, start, end });
-        queue.exchange_with(|stream, next| {
-            if stream.epoch != epoch {
-                return Ok(None);
-            }
+        queue.exchange_with(number, |stream, next| {
             let have = stream.assignment().cloned().unwrap_or_default();
             let at = if run.origin == rank.index() { have.len() } else { next };
             ShardStream::dealt(partition, rank, stream.epoch, &have.with(at, more)).map(Some)
@@ -117,12 +131,12 @@ impl<D: Dataset + 'static> Work for LoaderWork<D> {
         Ok(())
     }
 
-    fn shrink(&self, epoch: u64, cut: &Cut, end: u64) -> Cut {
+    fn shrink(&self, number: u64, cut: &Cut, end: u64) -> Cut {
         let Shared { partition, config, queue, .. } = &*self.shared;
         let (rank, unit) = (config.rank(), config.unit());
         let mut at = Vec::new();
-        let shrunk = queue.exchange_with(|stream, next| {
-            let Some(have) = stream.assignment().filter(|_| stream.epoch == epoch) else { return Ok(None) };
+        let shrunk = queue.exchange_with(number, |stream, next| {
+            let Some(have) = stream.assignment() else { return Ok(None) };
             let Some(first) = first_to_give(have, next, cut, end, unit) else { return Ok(None) };
             let of = Stretch { origin: cut.run.origin, start: first, end };
             let stream = ShardStream::dealt(partition, rank, stream.epoch, &have.without(next, of))?;

@@ -45,6 +45,8 @@ pub struct StreamingShardLoader<D: Dataset> {
     session: Option<Arc<Session>>,
     /// Where samples are leased.
     leased: Option<Leased>,
+    /// Why they should be and are not.
+    refused: Option<String>,
     coordinator: Option<Arc<StreamCoordinator>>,
     saved: Mutex<Saved>,
     /// A checkpoint could not be saved: whoever asks next is told, and loses no sample by it.
@@ -108,6 +110,7 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
             shared,
             session: None,
             leased: None,
+            refused: None,
             coordinator: None,
             saved: Mutex::default(),
             has_complaint: AtomicBool::new(false),
@@ -122,10 +125,16 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
     /// Takes part in a job: tells how it does, and hands checkpoints on.
     ///
     /// With fault tolerance, or dynamic balancing, samples are leased: the loader hands out what it has a lease for, which may be
-    /// others' samples, and [`next`](Self::next) gives `None` only when the whole epoch is done, or nothing is left but to
-    /// commit. Otherwise the loader never waits for the coordinator.
+    /// others' samples, and begins with the epoch that the others are in. [`next`](Self::next) gives `None` when the epoch is done
+    /// by all workers that ever came, or, without [`with_checkpointing`](StreamingConfig::with_checkpointing), when nothing is left
+    /// but to commit: after that ask again, until [`is_epoch_over`](Self::is_epoch_over). Otherwise the loader never waits for the
+    /// coordinator.
     pub fn with_coordinator(mut self, coordinator: Arc<StreamCoordinator>) -> Self {
         if let Err(error) = self.join(&coordinator) {
+            // Without a lease nothing may be handed out, however often it is asked for.
+            if self.shared.config.is_leased() {
+                self.refused = Some(error.to_string());
+            }
             self.complain_later(error);
         }
         self.coordinator = Some(coordinator);
@@ -152,14 +161,19 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
             shuffle_seed: identity.shuffle_seed,
             strategy: Some(identity.strategy.clone()),
         };
+        let (mut epoch, mut number) = (0, 0);
         if config.is_leased() {
             // Nothing is handed out but what is leased.
-            queue.restart(ShardStream::dealt(partition, rank, 0, &Assignment::default())?, Done::default());
+            epoch = coordinator.first_epoch()?;
+            number = queue.restart(
+                ShardStream::dealt(partition, rank, epoch, &Assignment::default())?,
+                Done::default(),
+            );
         }
         let work = Arc::new(LoaderWork::new(Arc::clone(&self.shared)));
         let session = coordinator.join(config, meta, config.is_leased(), work)?;
         if config.is_leased() {
-            session.begin(0, self.lens(0));
+            session.begin(epoch, self.lens(epoch), number);
             self.leased = Some(Leased::new(Arc::clone(&session)));
         }
         self.session = Some(session);
@@ -194,6 +208,9 @@ impl<D: Dataset> StreamingShardLoader<D> {
         }
         if let Some(leased) = &self.leased {
             return self.next_leased(leased);
+        }
+        if let Some(reason) = &self.refused {
+            return Err(Error::Invalid(reason.clone()));
         }
         let Some((sample, snapshot)) = self.take()? else { return Ok(None) };
         if let Some(snapshot) = snapshot {
@@ -251,11 +268,13 @@ impl<D: Dataset> StreamingShardLoader<D> {
                 self.commit_leased(leased, None)?;
             }
             let deliveries = leased.session.deliveries();
+            let hand = leased.hand();
             if let Some((sample, _)) = self.take()? {
                 leased.session.wait_for_the_lease()?;
                 leased.hand_out();
                 return Ok(Some(sample));
             }
+            drop(hand);
             if leased.fresh() > 0 {
                 if interval.is_none() {
                     return Ok(None);
@@ -274,12 +293,12 @@ impl<D: Dataset> StreamingShardLoader<D> {
     }
 
     fn commit_leased(&self, leased: &Leased, step: Option<u64>) -> Result<()> {
-        let state = leased.commit(|| {
-            let snapshot = self.shared.queue.snapshot();
+        let commit = |snapshot: Snapshot<ShardStream>, step| {
             let state = self.checkpoint(&snapshot, step);
             leased.session.commit(done_of(&snapshot), step, Box::new(state.clone()))?;
             Ok(state)
-        })?;
+        };
+        let state = leased.commit(step, || self.shared.queue.snapshot(), commit)?;
         self.shared.meter.checkpoints.fetch_add(1, Relaxed);
         self.shared.config.checkpoint_path().map_or(Ok(()), |path| write_checkpoint(path, &state))
     }
@@ -325,6 +344,15 @@ impl<D: Dataset> StreamingShardLoader<D> {
         self.len() == 0
     }
 
+    /// Whether all samples of the epoch are done: where they are leased, committed by whoever had them; otherwise, handed out.
+    pub fn is_epoch_over(&self) -> bool {
+        if let Some(leased) = &self.leased {
+            return leased.is_over();
+        }
+        let Snapshot { stream, done, .. } = self.shared.queue.snapshot();
+        done.count() == stream.len()
+    }
+
     /// The epoch.
     pub fn epoch(&self) -> u64 {
         self.shared.queue.snapshot().stream.epoch
@@ -359,24 +387,26 @@ impl<D: Dataset> StreamingShardLoader<D> {
     pub fn set_epoch(&self, epoch: u64) {
         let Shared { partition, config, .. } = &*self.shared;
         let Some(leased) = &self.leased else {
-            return self.restart(ShardStream::new(partition, config.rank(), epoch), Done::default());
+            self.restart(ShardStream::new(partition, config.rank(), epoch), Done::default());
+            return;
         };
         if epoch == self.epoch() {
             return;
         }
         match ShardStream::dealt(partition, config.rank(), epoch, &Assignment::default()) {
             Ok(stream) => leased.go_on(|| {
-                self.restart(stream, Done::default());
-                leased.session.begin(epoch, self.lens(epoch));
+                let number = self.restart(stream, Done::default());
+                leased.session.begin(epoch, self.lens(epoch), number);
             }),
             Err(error) => self.complain_later(error.into()),
         }
     }
 
-    fn restart(&self, stream: ShardStream, done: Done) {
+    fn restart(&self, stream: ShardStream, done: Done) -> u64 {
         let mut saved = self.saved();
         saved.stream = self.shared.queue.restart(stream, done);
         saved.handed_out = 0;
+        saved.stream
     }
 
     /// Where the stream stands.

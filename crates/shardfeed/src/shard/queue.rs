@@ -409,9 +409,17 @@ impl<S: Stream, T> Queue<S, T> {
         self.exchange_locked(self.lock(), stream)
     }
 
-    /// The same, where the other stream follows from this one and the first position that no caller has. False if there is none.
-    pub fn exchange_with<E>(&self, other: impl FnOnce(&S, u64) -> Result<Option<S>, E>) -> Result<bool, E> {
+    /// The same, where the other stream follows from this one and the first position that no caller has. False if there is none,
+    /// or the queue was restarted since it had this number.
+    pub fn exchange_with<E>(
+        &self,
+        number: u64,
+        other: impl FnOnce(&S, u64) -> Result<Option<S>, E>,
+    ) -> Result<bool, E> {
         let state = self.lock();
+        if state.number != number {
+            return Ok(false);
+        }
         let stream = other(&state.stream, state.next)?;
         Ok(stream.is_some_and(|stream| self.exchange_locked(state, stream)))
     }

@@ -99,3 +99,20 @@ fn loaders_report_by_themselves() {
     drop(loaders);
     assert!(coordinator.workers().unwrap().iter().all(|row| row.has_left && row.lease_ms.is_none()));
 }
+
+#[test]
+fn who_reported_by_itself_may_become_a_loader() {
+    let coordinator = Arc::new(StreamCoordinator::new(config(1, 0)).unwrap());
+    coordinator.update_worker_health(0, 5, 1.0).unwrap();
+    let loader = loader(
+        &Numbers { len: 10, delay: Duration::ZERO },
+        config(1, 0).with_fault_tolerance(1),
+        &coordinator,
+    );
+    assert!(loader.next().unwrap().is_some());
+    // And reports beside it.
+    coordinator.update_worker_health(0, 6, 123.0).unwrap();
+    wait_until("it is known", || {
+        (coordinator.get_worker_health(0).unwrap().unwrap().average_throughput - 123.0).abs() < 1e-9
+    });
+}

@@ -144,7 +144,13 @@ fn the_slow_are_relieved_by_the_fast() {
     assert_eq!(sorted(done.concat()), (0..1000).collect::<Vec<_>>());
     let counts: Vec<usize> = done.iter().map(Vec::len).collect();
     assert!(counts[3] < 150, "{counts:?}");
-    assert!(coordinator.last_deal().unwrap().unwrap().number > 0);
+    let deals = coordinator.deals(0).unwrap();
+    assert_eq!(deals.last(), coordinator.last_deal().unwrap().as_ref());
+    assert_eq!(
+        deals.iter().map(|deal| deal.number).collect::<Vec<_>>(),
+        (1..=deals.len() as u64).collect::<Vec<_>>()
+    );
+    assert!(!deals.is_empty());
     for (rank, done) in done.iter().enumerate() {
         let fixed =
             StreamingShardLoader::new(numbers(0), adaptive(StreamingConfig::new(4, rank).unwrap())).unwrap();
@@ -274,6 +280,55 @@ fn several_threads_on_each_worker() {
 }
 
 #[test]
+fn a_job_restored_in_a_later_epoch_goes_on_there() {
+    let make = || config(1, 0).with_fault_tolerance(1).with_shuffle_seed(1);
+    let numbers = Numbers { len: 60, delay: Duration::ZERO };
+    let coordinator = Arc::new(StreamCoordinator::new(make()).unwrap());
+    let first = loader(&numbers, make(), &coordinator);
+    for _ in 0..2 {
+        assert_eq!(work(&first, 10, EVERYTHING).unwrap().len(), 60);
+        assert!(first.is_epoch_over());
+        first.reset();
+        assert!(!first.is_epoch_over());
+    }
+    let before = work(&first, 10, 20).unwrap();
+    let saved = coordinator.job_state().unwrap();
+    assert_eq!((saved.epoch, saved.processed_count()), (2, 20));
+    // It goes on, into the epochs after.
+    work(&first, 10, EVERYTHING).unwrap();
+    first.reset();
+    work(&first, 10, EVERYTHING).unwrap();
+    drop(first);
+    coordinator.restore(&saved).unwrap();
+    assert_eq!(coordinator.job_state().unwrap(), saved);
+    let again = loader(&numbers, make(), &coordinator);
+    assert_eq!(again.epoch(), 2);
+    let after = work(&again, 10, EVERYTHING).unwrap();
+    assert_eq!(sorted([before, after].concat()), (0..60).collect::<Vec<_>>());
+    // Nothing comes before where it begins.
+    again.set_epoch(1);
+    assert!(again.next().unwrap_err().to_string().contains("restored"));
+}
+
+#[test]
+fn a_step_that_was_named_stays() {
+    let make = || config(1, 0).with_fault_tolerance(1).with_checkpointing(10);
+    let numbers = Numbers { len: 60, delay: Duration::ZERO };
+    let coordinator = Arc::new(StreamCoordinator::new(make()).unwrap());
+    let loader = loader(&numbers, make(), &coordinator);
+    for _ in 0..7 {
+        loader.next().unwrap();
+    }
+    loader.commit_step(41).unwrap();
+    let known = || coordinator.get_checkpoint(0).unwrap().unwrap();
+    assert_eq!((known().position, known().step), (7, Some(41)));
+    for _ in 0..20 {
+        loader.next().unwrap();
+    }
+    assert_eq!((known().position, known().step), (17, Some(41)));
+}
+
+#[test]
 fn what_cannot_be_is_said() {
     let numbers = Numbers { len: 100, delay: Duration::ZERO };
     let make = |rank| config(2, rank).with_fault_tolerance(1);
@@ -295,6 +350,8 @@ fn what_cannot_be_is_said() {
     let wider = loader(&numbers, config(3, 2).with_fault_tolerance(1), &coordinator);
     let error = wider.next().unwrap_err().to_string();
     assert!(error.contains("world size 3 with a coordinator of world size 2"), "{error}");
+    // However often it is asked.
+    assert!(wider.next().is_err() && wider.next().is_err());
 
     // One worker alone cannot go back.
     let error = first.restore_from_checkpoint(first.get_checkpoint()).unwrap_err().to_string();

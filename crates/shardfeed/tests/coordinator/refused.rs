@@ -81,15 +81,23 @@ fn another_data_set_and_the_same_rank() {
 #[test]
 fn an_etcd_that_forgot() {
     let mut etcd = Etcd::start(1);
-    let coordinator = StreamCoordinator::connect(&etcd.url("job"), config(0)).unwrap();
-    for samples in 0..10 {
-        coordinator.update_worker_health(0, samples, 1.0).unwrap();
+    let coordinator = Arc::new(StreamCoordinator::connect(&etcd.url("job"), config(0)).unwrap());
+    let numbers = Numbers { len: 1000, delay: Duration::ZERO };
+    let loader =
+        StreamingShardLoader::new(numbers, config(0)).unwrap().with_coordinator(Arc::clone(&coordinator));
+    for _ in 0..10 {
+        loader.next().unwrap();
+        loader.commit().unwrap();
     }
     etcd.kill(0);
     etcd.forget(0);
     etcd.run(0);
     let error = coordinator.get_worker_health(0).unwrap_err().to_string();
     assert!(error.contains("another than before, or was restored from a backup"), "{error}");
+    // Who works by it is told, and does not wait.
+    let error = loader.commit().unwrap_err().to_string();
+    assert!(error.contains("another than before, or was restored from a backup"), "{error}");
+    assert!(loader.next().is_err());
 }
 
 fn run(program: &str, arguments: &[&str], dir: &Path) {

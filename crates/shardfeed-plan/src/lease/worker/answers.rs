@@ -46,6 +46,10 @@ impl Worker {
                 self.report_at = now + self.settings.times.keep_alive;
                 self.look_at = now;
             }
+            (Doing::Join, Answer::Refused) => {
+                // Somebody has the rank, or does not have it any more: not as fast as the store answers.
+                (self.is_unsure, self.retry_at) = (true, now + times.keep_alive / 10);
+            }
             (Doing::Report, Answer::Applied(_)) => self.report_at = now + times.keep_alive,
             (Doing::Claim { id, run, modified }, Answer::Applied(change)) => {
                 let modified = if modified == 0 { change } else { modified };

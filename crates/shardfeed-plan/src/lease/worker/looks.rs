@@ -28,6 +28,10 @@ impl Worker {
                 }
             }
         }
+        // What came before where the job begins is done.
+        if self.scope.is_some_and(|scope| scope.epoch < table.generation.0.epoch) {
+            return self.out(End::Restored, actions);
+        }
         self.looked_for_writes(now, &table, actions);
         if !self.looked_for_itself(now, &table, actions) || self.scope.is_none() {
             return;
@@ -108,13 +112,12 @@ impl Worker {
     /// on from there. Then it is change 0, which no run has: the worker has the run no more.
     fn find_commit(&self, commit: &Write, table: &Table) -> Option<u64> {
         let Change::Commit { done, .. } = &commit.change else { return None };
-        let is_new = |done: &Done| {
-            let last = self
-                .held_of(done)
-                .filter(|(_, held, start, end)| !held.run.done.gaps(*start, *end).is_empty());
-            last.map(|(.., end)| (done.origin, end - 1)).last()
+        // What was committed before says nothing about this commit.
+        let last_new = |done: &Done| {
+            let new = self.held_of(done).map(|(_, held, start, end)| held.run.done.gaps(start, end));
+            new.filter(|new| !new.is_empty()).last().map(|new| (done.origin, new.end() - 1))
         };
-        let (origin, last) = done.iter().rev().find_map(is_new)?;
+        let (origin, last) = done.iter().rev().find_map(last_new)?;
         let mut runs = table.runs.iter().filter(|(id, _)| id.origin == origin);
         let is_it = |part: &Part| part.joined == self.tag && (part.start..part.end).contains(&last);
         let (run, change) = runs.find(|(_, (run, _))| run.parts.iter().any(is_it)).map(|(_, there)| there)?;

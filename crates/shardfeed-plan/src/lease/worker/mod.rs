@@ -249,6 +249,9 @@ impl Worker {
         if self.failures > 0 {
             return self.retry_at;
         }
+        if self.joined.is_none() && self.retry_at > 0 {
+            return self.retry_at.min(self.keep_alive_at);
+        }
         let looks = self.rival.is_some() || self.scope.is_some() && !self.is_over;
         let look = if looks { self.look_at } else { u64::MAX };
         let report = if self.joined.is_some() { self.report_at } else { u64::MAX };
@@ -260,9 +263,9 @@ impl Worker {
         self.report = report;
     }
 
-    /// Whether it is known to the others.
-    pub fn is_joined(&self) -> bool {
-        self.joined.is_some()
+    /// The change by which it is known to the others, if it is.
+    pub fn joined(&self) -> Option<u64> {
+        self.joined
     }
 
     /// Whether the store does not answer at present.
@@ -337,7 +340,7 @@ impl Worker {
                 for done in done {
                     for (id, held, first, last) in self.held_of(done) {
                         let run: &mut Run = runs.entry(id).or_insert_with(|| held.run.clone());
-                        run.step = *step;
+                        run.step = step.or(run.step);
                         for &(start, end) in run.done.gaps(first, last).as_slice() {
                             run.add(Part { rank, joined, at: done.at + (start - done.start), start, end });
                         }

@@ -60,6 +60,7 @@ impl Worker {
         if let Some((deal, modified)) = self.wants.deal.take() {
             let mut txn = self.txn();
             txn.compares.push(Compare::Modified(Key::Deal(scope), modified));
+            txn.puts.push((Key::Dealt(scope, deal.number), Value::Deal(Box::new(deal.clone())), 0));
             txn.puts.push((Key::Deal(scope), Value::Deal(Box::new(deal)), 0));
             return Some((Doing::Deal, Request::Write(txn)));
         }
@@ -90,6 +91,7 @@ impl Worker {
             session: self.settings.session,
             rank: self.settings.rank,
             name: self.settings.name.clone(),
+            generation: self.generation.map_or(0, |(generation, _)| generation.id),
             epoch: self.scope.map_or(epoch, |scope| scope.epoch),
             is_waiting: self.is_idle(),
             has_left: self.end == Some(End::Left),
