@@ -1,8 +1,7 @@
 //! A coordinator that is away: loaders whose order needs none go on as if it had never been.
 
-use std::sync::Arc;
-use std::sync::mpsc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
 
 use shardfeed::sample::{SampleData, write_sample};
 use shardfeed::{StreamCoordinator, StreamingConfig, StreamingShardLoader, TokenLoader, WorkerStatus};
@@ -119,4 +118,46 @@ fn a_shard_loader_whose_samples_are_its_own_goes_on_and_tells_later() {
         coordinator.get_checkpoint(0).is_ok_and(|state| state.is_some_and(|state| state.position == 900))
     });
     assert!(loader.next().unwrap().is_some());
+}
+
+#[test]
+fn without_a_majority_leased_work_goes_on_while_the_lease_holds_then_waits_and_nothing_is_lost() {
+    const SAMPLES: usize = 6000;
+    const LEASE: Duration = Duration::from_secs(3);
+    let mut etcd = Etcd::start(3);
+    let config = config().with_fault_tolerance(1).with_lease(LEASE);
+    let coordinator = Arc::new(StreamCoordinator::connect(&etcd.url("majority"), config.clone()).unwrap());
+    let numbers = Numbers { len: SAMPLES, delay: Duration::from_millis(1) };
+    let loader = StreamingShardLoader::new(numbers, config).unwrap().with_coordinator(coordinator);
+    let handed_out = Arc::new(Mutex::new(Vec::new()));
+    let worker = {
+        let handed_out = Arc::clone(&handed_out);
+        std::thread::spawn(move || {
+            while let Some(sample) = loader.next().unwrap() {
+                handed_out.lock().unwrap().push((sample, Instant::now()));
+            }
+            loader.commit().unwrap();
+            assert!(loader.next().unwrap().is_none() && loader.is_epoch_over());
+        })
+    };
+    let count = || handed_out.lock().unwrap().len();
+    wait_until("it works", || count() > 100);
+    let gone = Instant::now();
+    etcd.kill(0);
+    etcd.kill(1);
+    let at_the_loss = count();
+    // Whoever is left agrees with nobody: the lease cannot be renewed.
+    while gone.elapsed() < LEASE + Duration::from_secs(2) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let waiting = count();
+    assert!(waiting > at_the_loss + 100, "{waiting} after {at_the_loss}");
+    assert!(waiting < SAMPLES, "it went on without a lease");
+    let (_, last) = *handed_out.lock().unwrap().last().unwrap();
+    assert!(last < gone + LEASE, "handed out {:?} after the majority was gone", last - gone);
+    etcd.run(0);
+    etcd.run(1);
+    worker.join().unwrap();
+    let all: Vec<usize> = handed_out.lock().unwrap().iter().map(|(sample, _)| *sample).collect();
+    assert_eq!(all, (0..SAMPLES).collect::<Vec<_>>());
 }

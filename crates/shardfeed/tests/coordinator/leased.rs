@@ -1,8 +1,8 @@
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use shardfeed::{
-    Error, JobState, PartitionStrategy, StreamCoordinator, StreamingConfig, StreamingShardLoader,
+    Dataset, Error, JobState, PartitionStrategy, StreamCoordinator, StreamingConfig, StreamingShardLoader,
     WorkerStatus,
 };
 
@@ -250,7 +250,7 @@ fn several_threads_on_each_worker() {
     let config = |rank| config(2, rank).with_fault_tolerance(1).with_prefetch_buffer_size(8);
     let numbers = |_| Numbers { len: 2000, delay: Duration::from_micros(50) };
     let (coordinator, done) = in_threads(2, &numbers, &config, &|_, loader| {
-        let all = std::sync::Mutex::new(Vec::new());
+        let all = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -308,6 +308,52 @@ fn a_job_restored_in_a_later_epoch_goes_on_there() {
     // Nothing comes before where it begins.
     again.set_epoch(1);
     assert!(again.next().unwrap_err().to_string().contains("restored"));
+}
+
+/// Numbers that remember which of them somebody may ask for soon.
+#[derive(Clone)]
+struct Warmed {
+    len: usize,
+    warm: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Dataset for Warmed {
+    type Sample = usize;
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get(&self, index: usize) -> shardfeed::Result<usize> {
+        Ok(index)
+    }
+
+    fn warm(&self, index: usize) {
+        self.warm.lock().unwrap().push(index);
+    }
+}
+
+#[test]
+fn who_stands_by_keeps_the_next_sample_of_the_other_warm() {
+    let make =
+        |rank| config(2, rank).with_partition_strategy(PartitionStrategy::Contiguous).with_fault_tolerance(1);
+    let coordinator = Arc::new(StreamCoordinator::new(make(0)).unwrap());
+    let numbers = || Warmed { len: 100, warm: Arc::default() };
+    let data = [numbers(), numbers()];
+    let loaders: Vec<_> = (0..2)
+        .map(|rank| {
+            let loader = StreamingShardLoader::new(data[rank].clone(), make(rank)).unwrap();
+            loader.with_coordinator(Arc::clone(&coordinator))
+        })
+        .collect();
+    let is_warm = |rank: usize, index: usize| data[rank].warm.lock().unwrap().contains(&index);
+    wait_until("the other's first is warm", || is_warm(0, 50) && is_warm(1, 0));
+    for _ in 0..10 {
+        loaders[1].next().unwrap();
+    }
+    loaders[1].commit().unwrap();
+    wait_until("what follows the commit is warm", || is_warm(0, 60));
+    assert!(!is_warm(1, 60));
 }
 
 #[test]
