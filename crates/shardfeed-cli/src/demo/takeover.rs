@@ -8,8 +8,8 @@ use super::promises::{Wrong, ensure};
 
 const WORKERS: usize = 3;
 const KILLED: usize = 1;
-/// Short, so that nobody watching the demo waits for it.
-const LEASE: Duration = Duration::from_millis(500);
+/// Short, so that nobody watching the demo waits for long; not so short that a busy machine ends it.
+const LEASE: Duration = Duration::from_secs(2);
 const COMMIT_EVERY: usize = 50;
 
 /// Three workers share the rows of a data set; one is killed in the middle, without a word.

@@ -142,10 +142,9 @@ fn without_a_majority_leased_work_goes_on_while_the_lease_holds_then_waits_and_n
     };
     let count = || handed_out.lock().unwrap().len();
     wait_until("it works", || count() > 100);
-    let gone = Instant::now();
     etcd.kill(0);
     etcd.kill(1);
-    let at_the_loss = count();
+    let (gone, at_the_loss) = (Instant::now(), count());
     // Whoever is left agrees with nobody: the lease cannot be renewed.
     while gone.elapsed() < LEASE + Duration::from_secs(2) {
         std::thread::sleep(Duration::from_millis(50));

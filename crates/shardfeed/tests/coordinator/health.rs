@@ -94,7 +94,9 @@ fn loaders_report_by_themselves() {
     wait_until("it is told", || coordinator.get_worker_health(0).unwrap().unwrap().samples_processed == 2000);
     let rows = coordinator.workers().unwrap();
     assert_eq!(rows.iter().map(|row| row.position).collect::<Vec<_>>(), [2000, 0]);
-    assert!(rows.iter().all(|row| row.lease_ms.is_some_and(|(granted, left)| granted == 500 && left <= 500)));
+    assert!(
+        rows.iter().all(|row| row.lease_ms.is_some_and(|(granted, left)| granted == 2000 && left <= 2000))
+    );
     assert!(rows[0].name.ends_with(&std::process::id().to_string()), "{rows:?}");
     drop(loaders);
     assert!(coordinator.workers().unwrap().iter().all(|row| row.has_left && row.lease_ms.is_none()));

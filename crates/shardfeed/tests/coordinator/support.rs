@@ -26,12 +26,11 @@ impl Dataset for Numbers {
     }
 }
 
-/// With leases short enough for tests.
+/// Short enough for tests that wait for its end, long enough for machines that are busy with others.
+pub const LEASE: Duration = Duration::from_secs(2);
+
 pub fn config(world_size: usize, rank: usize) -> StreamingConfig {
-    StreamingConfig::new(world_size, rank)
-        .unwrap()
-        .with_lease(Duration::from_millis(500))
-        .with_prefetch_buffer_size(4)
+    StreamingConfig::new(world_size, rank).unwrap().with_lease(LEASE).with_prefetch_buffer_size(4)
 }
 
 pub fn loader(
