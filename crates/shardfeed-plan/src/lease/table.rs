@@ -116,7 +116,7 @@ impl Table {
     pub fn candidates(&self, origin: u32, count: usize, epoch: u64) -> Vec<u32> {
         let there = self.workers.keys().copied().filter(|&rank| rank != origin && self.is_there(rank, epoch));
         let mut ranks: Vec<u32> = there.collect();
-        ranks.sort_by_key(|&rank| std::cmp::Reverse(key(&[origin as u64, rank as u64])));
+        ranks.sort_by_cached_key(|&rank| std::cmp::Reverse(key(&[origin as u64, rank as u64])));
         ranks.truncate(count);
         ranks
     }
@@ -148,10 +148,15 @@ impl Table {
         mine.map(|(id, _)| *id).collect()
     }
 
-    /// Samples that a worker still has to do.
-    fn left_of(&self, session: u64) -> u64 {
-        let owned = self.owners.iter().filter(|(_, (owner, _))| owner.session == session);
-        owned.filter_map(|(id, _)| Some(self.runs.get(id)?.0.left(id.start).count())).sum()
+    /// Runs that each worker has, by its session, each with its record.
+    fn owned(&self) -> BTreeMap<u64, Vec<(RunId, &Run)>> {
+        let mut owned = BTreeMap::<u64, Vec<_>>::new();
+        for (&id, (owner, _)) in &self.owners {
+            if let Some((run, _)) = self.runs.get(&id) {
+                owned.entry(owner.session).or_default().push((id, run));
+            }
+        }
+        owned
     }
 
     /// What is left, dealt again in proportion to speed, if that is worth it. Nothing of fewer than `unit` samples is moved.
@@ -162,7 +167,11 @@ impl Table {
             .map(|worker| &worker.record)
             .filter(|worker| worker.epoch == epoch)
             .collect();
-        let left: Vec<u64> = here.iter().map(|worker| self.left_of(worker.session)).collect();
+        let owned = self.owned();
+        let runs_of = |worker: &WorkerRecord| owned.get(&worker.session).map_or(&[][..], Vec::as_slice);
+        let left_of =
+            |worker: &&WorkerRecord| runs_of(worker).iter().map(|(id, run)| run.left(id.start).count()).sum();
+        let left: Vec<u64> = here.iter().map(left_of).collect();
         let mut deals = Deals::new(&left, threshold);
         for (index, worker) in here.iter().enumerate() {
             if let Some(rate) = worker.rate {
@@ -181,10 +190,8 @@ impl Table {
         missing.sort_unstable_by_key(|&missing| std::cmp::Reverse(missing));
         let mut cuts = Vec::new();
         for (worker, (&left, &share)) in here.iter().zip(left.iter().zip(&shares)) {
-            let owned = self.owners.iter().filter(|(_, (owner, _))| owner.session == worker.session);
             let mut over = left.saturating_sub(share);
-            for (&run, _) in owned.rev() {
-                let Some((record, _)) = self.runs.get(&run) else { continue };
+            for &(run, record) in runs_of(worker).iter().rev() {
                 let cut = cut_off(run, record, over, unit, &mut missing);
                 over = over.saturating_sub(cut.as_ref().map_or(0, |cut| record.end - cut.at[0]));
                 cuts.extend(cut);

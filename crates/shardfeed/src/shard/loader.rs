@@ -300,7 +300,13 @@ impl<D: Dataset> StreamingShardLoader<D> {
         };
         let state = leased.commit(step, || self.shared.queue.snapshot(), commit)?;
         self.shared.meter.checkpoints.fetch_add(1, Relaxed);
-        self.shared.config.checkpoint_path().map_or(Ok(()), |path| write_checkpoint(path, &state))
+        // It is committed, whatever becomes of the file: whoever is told otherwise would discard it.
+        if let Some(path) = self.shared.config.checkpoint_path()
+            && let Err(error) = write_checkpoint(path, &state)
+        {
+            self.complain_later(error);
+        }
+        Ok(())
     }
 
     fn complain_later(&self, error: Error) {

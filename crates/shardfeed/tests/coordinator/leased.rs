@@ -357,6 +357,19 @@ fn who_stands_by_keeps_the_next_sample_of_the_other_warm() {
 }
 
 #[test]
+fn a_commit_that_cannot_be_written_to_its_file_is_a_commit() {
+    let make = || config(1, 0).with_fault_tolerance(1).with_checkpoint_path("/dev/null/nowhere");
+    let numbers = Numbers { len: 10, delay: Duration::ZERO };
+    let coordinator = Arc::new(StreamCoordinator::new(make()).unwrap());
+    let loader = loader(&numbers, make(), &coordinator);
+    assert_eq!(loader.next().unwrap(), Some(0));
+    loader.commit().unwrap();
+    assert_eq!(coordinator.job_state().unwrap().processed_count(), 1);
+    assert!(loader.next().unwrap_err().to_string().contains("/dev/null/nowhere"));
+    assert_eq!(loader.next().unwrap(), Some(1));
+}
+
+#[test]
 fn a_step_that_was_named_stays() {
     let make = || config(1, 0).with_fault_tolerance(1).with_checkpointing(10);
     let numbers = Numbers { len: 60, delay: Duration::ZERO };
