@@ -37,6 +37,7 @@ mod assignment; // samples of one worker, in the order in which it takes them
 mod deals; // throughputs              -> what is left, dealt again
 mod dealt_order; // what is dealt     -> samples, one after another
 mod checkpoint_state; // where a worker's samples stand <-> JSON, and what must match to go on there
+pub mod checkpoint; // distributed checkpoints -> which bytes to read, and where they go
 pub mod lease; // time and events       -> who has which work, as workers come, slow down and die
 
 pub use assignment::{Assignment, Stretch};

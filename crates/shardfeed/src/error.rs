@@ -1,6 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::failures::Failures;
 use shardfeed_plan::{
     CheckpointError, FileShardError, ManifestError, PartitionError, RankError, SettingsError, SkipsError,
     StateError,
@@ -191,6 +192,17 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A directory that is no distributed checkpoint, or one whose metadata are not believed.
+    #[error("{}: {reason}", path.display())]
+    CheckpointRefused {
+        /// The directory, or the file that describes it.
+        path: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// Files of a distributed checkpoint that are missing, cut short or damaged.
+    #[error(transparent)]
+    CheckpointDamaged(#[from] Failures),
     /// See [`SkipsError`].
     #[error(transparent)]
     Skips(#[from] SkipsError),

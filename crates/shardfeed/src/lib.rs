@@ -23,6 +23,7 @@
 //! The modules are listed in the order in which data flows; each uses only those above it.
 #![deny(unsafe_code)]
 
+mod failures; // what is wrong with items of a checkpoint, all of it in one report
 mod error; // what happened, to what, and what to do
 mod foreign; // code that may panic      -> a result
 mod thrift; // foreign bytes            -> what they claim is true
@@ -51,6 +52,7 @@ mod coordinator; // workers             -> how they do, where they stand, who ta
 mod loader; // engine and state          -> one rank's stream; whole files -> LMBatches
 mod shard; // any data set            -> one worker's samples
 mod table; // rows of any columns     -> records, by index
+pub mod checkpoint; // a distributed checkpoint -> tensors, on threads, by byte range
 pub mod sample; // made-up data for the demo, the examples and the tests
 
 pub use array::Array;

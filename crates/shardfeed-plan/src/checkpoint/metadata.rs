@@ -1,0 +1,399 @@
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::cover::{Cover, Part, cover};
+use super::dtype::Dtype;
+use super::pickle::{Id, Pickle, PickleError};
+
+/// Dimensions that a tensor may have. Torch allows 64.
+const DIMS_MAX: usize = 64;
+
+/// Fields of metadata that are read, or of no use here.
+const KNOWN: [&str; 5] = ["state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"];
+
+/// What a checkpoint holds, and where.
+#[derive(Clone, Debug, Default)]
+pub struct Metadata {
+    /// Tensors, in the order in which they were saved.
+    pub tensors: Vec<StoredTensor>,
+    /// Everything else, each as bytes of its own.
+    pub objects: Vec<StoredObject>,
+    /// Files by the numbers that items have: paths within the directory.
+    pub files: Vec<String>,
+    /// Where each name was in the nested dictionary that was saved.
+    pub paths: BTreeMap<String, Vec<PathPart>>,
+    /// The version of the format, where it is stated.
+    pub version: Option<String>,
+    /// What is not known here, as text.
+    pub others: Vec<(String, String)>,
+}
+
+/// A tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredTensor {
+    /// Its name: where it was in the nested dictionary, with dots.
+    pub name: String,
+    /// What it is made of.
+    pub dtype: Dtype,
+    /// How large it is.
+    pub shape: Vec<u64>,
+    /// Its parts.
+    pub chunks: Vec<StoredChunk>,
+}
+
+/// A part of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredChunk {
+    /// Which part.
+    pub part: Part,
+    /// Where it is stored.
+    pub item: StoredItem,
+}
+
+/// Something that is not a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredObject {
+    /// Its name.
+    pub name: String,
+    /// Where it is stored.
+    pub item: StoredItem,
+}
+
+/// Where something is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredItem {
+    /// The file, by its number in [`Metadata::files`].
+    pub file: u32,
+    /// Its first byte.
+    pub offset: u64,
+    /// How many bytes.
+    pub length: u64,
+    /// What has to be undone, in this order, to have the item.
+    pub transforms: Vec<String>,
+}
+
+/// A step into a nested dictionary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PathPart {
+    /// Of a dictionary.
+    Key(String),
+    /// Of a list.
+    Index(i64),
+}
+
+/// Why metadata are refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MetadataError {
+    /// Not a pickle.
+    #[error("not a readable pickle: {0}")]
+    Pickle(#[from] PickleError),
+    /// A pickle of something else.
+    #[error("not the metadata of a distributed checkpoint: {0}")]
+    Foreign(String),
+    /// A thing that is not as it must be.
+    #[error("{name}: {reason}")]
+    Entry {
+        /// The tensor or object.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl Metadata {
+    /// From the bytes of `.metadata`, of torch 2.0 to 2.15 and whatever adds fields to it. Shapes, parts and paths are checked;
+    /// whether files are long enough is not, for nobody has looked at them yet.
+    pub fn parse(bytes: &[u8]) -> Result<Self, MetadataError> {
+        let pickle = Pickle::parse(bytes)?;
+        Parser { pickle: &pickle, metadata: Self::default(), files: HashMap::new(), places: HashMap::new() }
+            .metadata()
+    }
+
+    /// Tensors whose parts do not fill them, each with what is missing. Such a checkpoint cannot have been saved in one piece.
+    pub fn holes(&self) -> Vec<MetadataError> {
+        let holes = self.tensors.iter().filter_map(|tensor| Some((tensor, tensor.hole()?)));
+        holes.map(|(tensor, reason)| MetadataError::Entry { name: tensor.name.clone(), reason }).collect()
+    }
+
+    /// The number of a file, which is new if nobody had it yet.
+    pub fn file(&mut self, path: &str) -> u32 {
+        let known = self.files.iter().position(|file| file == path);
+        known.unwrap_or_else(|| {
+            self.files.push(path.to_owned());
+            self.files.len() - 1
+        }) as u32
+    }
+}
+
+impl StoredTensor {
+    /// How many bytes it takes in memory.
+    pub fn bytes(&self) -> u64 {
+        self.shape.iter().product::<u64>() * self.dtype.bytes()
+    }
+
+    /// How its parts fill it.
+    pub fn cover(&self) -> Cover {
+        let parts: Vec<Part> = self.chunks.iter().map(|chunk| chunk.part.clone()).collect();
+        cover(&self.shape, &parts)
+    }
+
+    fn hole(&self) -> Option<String> {
+        match self.cover() {
+            Cover::Exact | Cover::Overlapping => None,
+            Cover::Missing(missing) => Some(format!(
+                "{missing} of its {} elements are in none of its {} chunks",
+                self.shape.iter().product::<u64>(),
+                self.chunks.len()
+            )),
+            Cover::Unknown => Some(format!(
+                "its {} chunks overlap in too many ways to tell whether they fill it",
+                self.chunks.len()
+            )),
+        }
+    }
+}
+
+/// Whether a path stays where it begins, and names a file there: `a/b.distcp`, but not `/a`, `../a`, `a/../../b` or `a/`.
+pub fn safe_path(path: &str) -> bool {
+    !path.is_empty()
+        && path.len() <= 4096
+        && !path.contains(['\0', '\\'])
+        && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+}
+
+/// A tensor's name and where a part of it begins; nothing for objects.
+type Place = (String, Option<Vec<u64>>);
+
+struct Parser<'p, 'a> {
+    pickle: &'p Pickle<'a>,
+    metadata: Metadata,
+    files: HashMap<String, u32>,
+    places: HashMap<Place, StoredItem>,
+}
+
+type Parsed<T = ()> = Result<T, MetadataError>;
+
+impl Parser<'_, '_> {
+    fn metadata(mut self) -> Parsed<Metadata> {
+        let pickle = self.pickle;
+        let root = pickle.root();
+        let made = pickle.object(root).filter(|made| made.class.name == "Metadata");
+        let Some(made) = made else {
+            return Err(MetadataError::Foreign(format!("it holds {}", pickle.print(root))));
+        };
+        let state = made.state.ok_or_else(|| foreign("it is empty"))?;
+        let field = |name: &str| pickle.get(state, name);
+        let stored = field("storage_data").ok_or_else(|| foreign("storage_data is missing"))?;
+        for &(key, value) in pickle.entries(stored).ok_or_else(|| foreign("storage_data is no dictionary"))? {
+            let place = self.place(key)?;
+            let item = self.item(&place.0, value)?;
+            // Torch compares indexes by name and offset: the last one counts there, too.
+            self.places.insert(place, item);
+        }
+        let entries =
+            field("state_dict_metadata").ok_or_else(|| foreign("state_dict_metadata is missing"))?;
+        let mut seen = HashSet::new();
+        for &(key, value) in
+            pickle.entries(entries).ok_or_else(|| foreign("state_dict_metadata is no dictionary"))?
+        {
+            let name = pickle
+                .text(key)
+                .ok_or_else(|| foreign(format!("a name that is no text: {}", pickle.print(key))))?;
+            if !seen.insert(name) {
+                return Err(entry(name, "it is there twice"));
+            }
+            self.entry(name, value)?;
+        }
+        if let Some(paths) = field("planner_data").and_then(|data| pickle.entries(data)) {
+            for &(key, path) in paths {
+                let (Some(name), Some(parts)) = (pickle.text(key), pickle.sequence(path)) else { continue };
+                let parts = parts.iter().map(|&part| self.path_part(part)).collect();
+                self.metadata.paths.insert(name.to_owned(), parts);
+            }
+        }
+        self.metadata.version = field("version").and_then(|version| pickle.text(version)).map(str::to_owned);
+        for &(key, value) in pickle.entries(state).unwrap_or(&[]) {
+            if let Some(name) = pickle.text(key).filter(|name| !KNOWN.contains(name)) {
+                self.metadata.others.push((name.to_owned(), pickle.print(value)));
+            }
+        }
+        Ok(self.metadata)
+    }
+
+    fn place(&self, key: Id) -> Parsed<Place> {
+        let pickle = self.pickle;
+        let state =
+            pickle.object(key).filter(|made| made.class.name == "MetadataIndex").and_then(|made| made.state);
+        let state =
+            state.ok_or_else(|| foreign(format!("storage_data has the key {}", pickle.print(key))))?;
+        let name = pickle.get(state, "fqn").and_then(|name| pickle.text(name));
+        let name = name.ok_or_else(|| foreign(format!("a key without a name: {}", pickle.print(key))))?;
+        let offset = match pickle.get(state, "offset") {
+            Some(offset) if !matches!(pickle.node(offset), super::Node::None) => {
+                Some(self.size(name, offset)?)
+            }
+            _ => None,
+        };
+        Ok((name.to_owned(), offset))
+    }
+
+    fn item(&mut self, name: &str, value: Id) -> Parsed<StoredItem> {
+        let pickle = self.pickle;
+        let state =
+            pickle.object(value).filter(|made| made.class.name == "_StorageInfo").and_then(|made| made.state);
+        let state = state.ok_or_else(|| entry(name, format!("it is stored as {}", pickle.print(value))))?;
+        let count = |field: &str| {
+            let number = pickle.get(state, field).and_then(|value| pickle.count(value));
+            number.ok_or_else(|| entry(name, format!("its {field} is no number of bytes")))
+        };
+        let (offset, length) = (count("offset")?, count("length")?);
+        if offset.checked_add(length).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(entry(name, format!("{length} bytes at {offset} are more than a file can have")));
+        }
+        let path = pickle.get(state, "relative_path").and_then(|path| pickle.text(path));
+        let path = path.ok_or_else(|| entry(name, "its file has no name"))?;
+        if !safe_path(path) {
+            return Err(entry(
+                name,
+                format!("its file {path:?} would lie outside of the checkpoint; it is not read"),
+            ));
+        }
+        let transforms = match pickle.get(state, "transform_descriptors") {
+            None => Vec::new(),
+            Some(list) if matches!(pickle.node(list), super::Node::None) => Vec::new(),
+            Some(list) => pickle
+                .sequence(list)
+                .and_then(|list| list.iter().map(|&id| pickle.text(id).map(str::to_owned)).collect())
+                .ok_or_else(|| entry(name, "its transforms are no list of names"))?,
+        };
+        let file = match self.files.get(path) {
+            Some(&file) => file,
+            None => {
+                let file = self.metadata.files.len() as u32;
+                self.metadata.files.push(path.to_owned());
+                self.files.insert(path.to_owned(), file);
+                file
+            }
+        };
+        Ok(StoredItem { file, offset, length, transforms })
+    }
+
+    fn entry(&mut self, name: &str, value: Id) -> Parsed {
+        let pickle = self.pickle;
+        let made =
+            pickle.object(value).ok_or_else(|| entry(name, format!("it is {}", pickle.print(value))))?;
+        match &*made.class.name {
+            "BytesStorageMetadata" => {
+                let item = self.places.get(&(name.to_owned(), None)).cloned();
+                let item = item.ok_or_else(|| entry(name, "it is nowhere in storage_data"))?;
+                self.metadata.objects.push(StoredObject { name: name.to_owned(), item });
+                Ok(())
+            }
+            "TensorStorageMetadata" => {
+                let state = made.state.ok_or_else(|| entry(name, "it is empty"))?;
+                let tensor = self.tensor(name, state)?;
+                self.metadata.tensors.push(tensor);
+                Ok(())
+            }
+            _ => Err(entry(name, format!("it is a {}, which is not known here", made.class))),
+        }
+    }
+
+    fn tensor(&self, name: &str, state: Id) -> Parsed<StoredTensor> {
+        let pickle = self.pickle;
+        let field =
+            |field: &str| pickle.get(state, field).ok_or_else(|| entry(name, format!("it has no {field}")));
+        let dtype = self.dtype(name, field("properties")?)?;
+        let shape = self.size(name, field("size")?)?;
+        let bytes = shape.iter().try_fold(dtype.bytes(), |product, &size| product.checked_mul(size));
+        if bytes.is_none_or(|bytes| bytes > i64::MAX as u64) {
+            return Err(entry(name, format!("a tensor of shape {shape:?} is larger than any memory")));
+        }
+        let list = pickle.sequence(field("chunks")?).ok_or_else(|| entry(name, "its chunks are no list"))?;
+        let mut chunks = Vec::with_capacity(list.len());
+        for &chunk in list {
+            let state = pickle.object(chunk).and_then(|made| made.state);
+            let state =
+                state.ok_or_else(|| entry(name, format!("it has the chunk {}", pickle.print(chunk))))?;
+            let size = |field: &str| {
+                let id =
+                    pickle.get(state, field).ok_or_else(|| entry(name, format!("a chunk has no {field}")))?;
+                self.size(name, id)
+            };
+            let part = Part { offsets: size("offsets")?, sizes: size("sizes")? };
+            if !part.is_within(&shape) {
+                return Err(entry(
+                    name,
+                    format!(
+                        "its chunk of {:?} at {:?} is not within its shape {shape:?}",
+                        part.sizes, part.offsets
+                    ),
+                ));
+            }
+            let item = self.places.get(&(name.to_owned(), Some(part.offsets.clone())));
+            let item = item.ok_or_else(|| {
+                entry(name, format!("its chunk at {:?} is nowhere in storage_data", part.offsets))
+            })?;
+            chunks.push(StoredChunk { part, item: item.clone() });
+        }
+        Ok(StoredTensor { name: name.to_owned(), dtype, shape, chunks })
+    }
+
+    /// The first thing that `TensorProperties` hold, in every version.
+    fn dtype(&self, name: &str, properties: Id) -> Parsed<Dtype> {
+        let pickle = self.pickle;
+        let state = pickle.object(properties).and_then(|made| made.state);
+        let dtype = state.and_then(|state| match pickle.sequence(state) {
+            Some(fields) => fields.first().copied(),
+            None => pickle.get(state, "dtype"),
+        });
+        let dtype = dtype.ok_or_else(|| entry(name, "it has no dtype"))?;
+        let global = pickle.global(dtype).filter(|global| global.module == "torch");
+        global
+            .and_then(|global| Dtype::of_torch(&global.name))
+            .ok_or_else(|| entry(name, format!("its dtype {} is not known here", pickle.print(dtype))))
+    }
+
+    fn size(&self, name: &str, id: Id) -> Parsed<Vec<u64>> {
+        let pickle = self.pickle;
+        let wrapped = pickle
+            .object(id)
+            .filter(|made| made.class.is("torch", "Size"))
+            .and_then(|made| made.args.first().copied());
+        let numbers = pickle.sequence(wrapped.unwrap_or(id)).filter(|numbers| numbers.len() <= DIMS_MAX);
+        let numbers =
+            numbers.and_then(|numbers| numbers.iter().map(|&number| pickle.count(number)).collect());
+        numbers.ok_or_else(|| entry(name, format!("{} is no size", pickle.print(id))))
+    }
+
+    fn path_part(&self, id: Id) -> PathPart {
+        match self.pickle.node(id) {
+            super::Node::Text(text) => PathPart::Key(text.to_string()),
+            super::Node::Int(index) => PathPart::Index(*index),
+            _ => PathPart::Key(self.pickle.print(id)),
+        }
+    }
+}
+
+fn foreign(reason: impl Into<String>) -> MetadataError {
+    MetadataError::Foreign(reason.into())
+}
+
+fn entry(name: &str, reason: impl Into<String>) -> MetadataError {
+    MetadataError::Entry { name: name.chars().take(500).collect(), reason: reason.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_leave_are_told_from_those_that_stay() {
+        for good in ["__0_0.distcp", "a/b.distcp", "..a", "a..", "ä"] {
+            assert!(safe_path(good), "{good}");
+        }
+        for bad in ["", "/a", "../a", "a/../b", "a/..", ".", "a/./b", "a//b", "a/", "a\0b", "..\\a", "C:\\a"]
+        {
+            assert!(!safe_path(bad), "{bad}");
+        }
+    }
+}

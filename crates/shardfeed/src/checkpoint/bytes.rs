@@ -1,0 +1,122 @@
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+use super::directory::FileFacts;
+use super::options::DirectIo;
+
+/// Ranges from which it pays to pass the cache by.
+const DIRECT_MIN: usize = 512 << 10;
+
+/// Bytes of a read that passes the cache by, and of the memory that it goes to first. More do not make it faster.
+pub(crate) const BOUNCE_BYTES: u64 = 8 << 20;
+
+/// What memory, places and lengths must be multiples of there. Some disks take less, none takes more.
+const ALIGNMENT: usize = 4096;
+
+/// One thread's view of a file: its bytes by place, past the system's cache where that is faster.
+pub(crate) struct FileBytes {
+    file: File,
+    /// The same without the cache; `None` where it is not tried, or refused.
+    direct: Option<File>,
+    choice: DirectIo,
+    /// Where such reads go first: memory at places that suit the disk.
+    bounce: Vec<u8>,
+    /// Bytes that were asked of the system.
+    pub(crate) bytes_read: u64,
+    pub(crate) bytes_direct: u64,
+}
+
+impl FileBytes {
+    pub(crate) fn open(facts: &FileFacts, choice: DirectIo, bounce: Vec<u8>) -> Result<Self, String> {
+        let file = facts.open()?;
+        let is_large = facts.len >= DIRECT_MIN as u64;
+        let direct = if choice == DirectIo::Never || !is_large { None } else { open_direct(facts) };
+        Ok(Self { file, direct, choice, bounce, bytes_read: 0, bytes_direct: 0 })
+    }
+
+    /// Gives back memory for the next file.
+    pub(crate) fn into_bounce(self) -> Vec<u8> {
+        self.bounce
+    }
+
+    /// Fills all of `into` with what lies at `offset`.
+    pub(crate) fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), String> {
+        self.bytes_read += into.len() as u64;
+        if into.len() >= DIRECT_MIN
+            && self.direct.is_some()
+            && !(self.choice == DirectIo::Auto && self.is_cached(offset, into.len()))
+        {
+            match self.read_direct(offset, into) {
+                Ok(()) => {
+                    self.bytes_direct += into.len() as u64;
+                    return Ok(());
+                }
+                // Some file systems refuse only now.
+                Err(error) if error.kind() == ErrorKind::InvalidInput => self.direct = None,
+                Err(error) => return Err(cannot(&error, offset, into.len())),
+            }
+        }
+        self.file.read_exact_at(into, offset).map_err(|error| cannot(&error, offset, into.len()))
+    }
+
+    /// Whether a range is in the system's cache, as far as three looks into it tell. Where the system does not say, it is taken for cached.
+    fn is_cached(&self, offset: u64, len: usize) -> bool {
+        let mut byte = [0];
+        [0, len / 2, len - 1].into_iter().all(|at| {
+            let look = rustix::io::preadv2(
+                &self.file,
+                &mut [io::IoSliceMut::new(&mut byte)],
+                offset + at as u64,
+                rustix::io::ReadWriteFlags::NOWAIT,
+            );
+            !matches!(look, Err(rustix::io::Errno::AGAIN))
+        })
+    }
+
+    fn read_direct(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        const PORTION: usize = BOUNCE_BYTES as usize;
+        let Some(direct) = &self.direct else { return Err(ErrorKind::InvalidInput.into()) };
+        self.bounce.resize(PORTION + ALIGNMENT, 0);
+        let skipped = self.bounce.as_ptr().align_offset(ALIGNMENT);
+        let bounce = &mut self.bounce[skipped..skipped + PORTION];
+        let mut done = 0;
+        while done < into.len() {
+            let place = offset + done as u64;
+            let before = (place % ALIGNMENT as u64) as usize;
+            let wanted = (before + into.len() - done).next_multiple_of(ALIGNMENT).min(PORTION);
+            let got = match direct.read_at(&mut bounce[..wanted], place - before as u64) {
+                Ok(got) => got,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            // The last block of a file may be shorter; a read that brings nothing new has passed its end.
+            let useful = got.saturating_sub(before).min(into.len() - done);
+            if useful == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            into[done..done + useful].copy_from_slice(&bounce[before..before + useful]);
+            done += useful;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn open_direct(facts: &FileFacts) -> Option<File> {
+    File::options().read(true).custom_flags(libc::O_DIRECT).open(&facts.path).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_direct(_facts: &FileFacts) -> Option<File> {
+    None
+}
+
+fn cannot(error: &io::Error, offset: u64, len: usize) -> String {
+    match error.kind() {
+        ErrorKind::UnexpectedEof => {
+            format!("{len} bytes at byte {offset} reach past the end of the file; it is cut short")
+        }
+        _ => format!("cannot read {len} bytes at byte {offset}: {error}"),
+    }
+}

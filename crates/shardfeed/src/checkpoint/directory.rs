@@ -1,0 +1,94 @@
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::error::{Error, Result};
+
+/// The directory of a checkpoint, and what its files were like when it was opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Directory {
+    root: PathBuf,
+    /// With all links followed; what may be read lies below. `None` if links may lead anywhere.
+    real_root: Option<PathBuf>,
+}
+
+/// What a file was like when the checkpoint was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileFacts {
+    pub(crate) path: PathBuf,
+    pub(crate) len: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Directory {
+    pub(crate) fn open(root: &Path, follow_links: bool) -> Result<Self> {
+        let real_root = root.canonicalize().map_err(|error| Error::io(root, "open it", error))?;
+        Ok(Self { root: root.to_owned(), real_root: (!follow_links).then_some(real_root) })
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Looks at a file by its path within the directory. The reason is one for people.
+    pub(crate) fn look_at(&self, name: &str) -> Result<FileFacts, String> {
+        let path = self.root.join(name);
+        let cannot = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::NotFound => "the file is missing; copy the checkpoint again".to_owned(),
+            _ => format!("cannot look at it: {error}"),
+        };
+        if let Some(root) = &self.real_root {
+            let real = path.canonicalize().map_err(cannot)?;
+            if !real.starts_with(root) {
+                return Err(format!(
+                    "it is a link to {}, outside of the checkpoint, and is not read; allow that if you trust it (follow_links)",
+                    real.display()
+                ));
+            }
+        }
+        let facts = std::fs::metadata(&path).map_err(cannot)?;
+        if !facts.is_file() {
+            return Err("it is no file".to_owned());
+        }
+        Ok(FileFacts { path, len: facts.len(), modified: facts.modified().ok() })
+    }
+
+    /// All of a small file.
+    pub(crate) fn read_small(&self, name: &str, bytes_max: u64) -> Result<Vec<u8>, String> {
+        let facts = self.look_at(name)?;
+        if facts.len > bytes_max {
+            return Err(format!(
+                "{} bytes are more than the {bytes_max} that are read of such a file",
+                facts.len
+            ));
+        }
+        std::fs::read(&facts.path).map_err(|error| format!("cannot read it: {error}"))
+    }
+
+    /// Names of the files in it, sorted; those of folders within are not looked at.
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
+        let cannot = |error| Error::io(&self.root, "list it", error);
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.root).map_err(cannot)? {
+            // Names that are not UTF-8 are none of a checkpoint's.
+            if let Ok(name) = entry.map_err(cannot)?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+}
+
+impl FileFacts {
+    /// Opens it, if it is still what it was.
+    pub(crate) fn open(&self) -> Result<File, String> {
+        let cannot = |error: std::io::Error| format!("cannot open it: {error}");
+        let file = File::open(&self.path).map_err(cannot)?;
+        let now = file.metadata().map_err(cannot)?;
+        if now.len() != self.len || now.modified().ok() != self.modified {
+            return Err("it changed after the checkpoint was opened; open it again, and do not write into checkpoints that are in use".to_owned());
+        }
+        Ok(file)
+    }
+}

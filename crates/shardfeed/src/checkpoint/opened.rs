@@ -1,0 +1,239 @@
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use shardfeed_plan::checkpoint::{Cover, Metadata, StoredItem, StoredObject, StoredTensor};
+
+use super::directory::{Directory, FileFacts};
+use super::hugging_face;
+use super::options::ReadOptions;
+use crate::error::{Error, Result};
+use crate::failures::{Failures, ItemFailure};
+use crate::parallel::{default_threads, map_in_parallel};
+
+/// Bytes of metadata that are read. A checkpoint of a million tensors has some hundred million.
+const METADATA_BYTES_MAX: u64 = 2 << 30;
+
+/// A checkpoint that was opened: what it holds is known and checked, and any of it can be read.
+#[derive(Debug)]
+pub struct Checkpoint {
+    pub(crate) found: Found,
+    /// Files by their numbers, as they were when this was opened.
+    pub(crate) files: Vec<FileFacts>,
+    index: HashMap<String, usize>,
+    /// Tensors of whose parts some lie over each other.
+    overlapping: Vec<bool>,
+    pub(crate) options: ReadOptions,
+}
+
+/// How a checkpoint is opened.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// Whose metadata are read, of a checkpoint that was saved without the ranks talking to each other; the lowest if nobody says.
+    pub rank: Option<u32>,
+    /// Read files that are links to somewhere else, as those of Hugging Face's cache are.
+    pub follow_links: bool,
+}
+
+/// What a directory says that it holds, before anybody looked at its files.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) directory: Directory,
+    pub(crate) metadata: Metadata,
+    /// Items are the bytes of tensors and nothing else.
+    pub(crate) is_raw: bool,
+    /// Files that say what there is.
+    pub(crate) described_by: Vec<String>,
+}
+
+impl Checkpoint {
+    /// Opens a directory with `.metadata` and the files that it names, or one with safetensors files.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, &OpenOptions::default())
+    }
+
+    /// The same, in another way.
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
+        let found = Found::open(path.as_ref(), options)?;
+        let mut failures = Vec::new();
+        let mut files = Vec::new();
+        for (name, facts) in found.metadata.files.iter().zip(found.look_at_files()) {
+            match facts {
+                Ok(facts) => files.push(facts),
+                Err(reason) => failures.push(found.failure(name, reason)),
+            }
+        }
+        if failures.is_empty() {
+            failures = found.misplaced(|file| Some(files[file as usize].len));
+        }
+        if !failures.is_empty() {
+            return Err(Error::CheckpointDamaged(Failures(failures)));
+        }
+        let mut overlapping = Vec::new();
+        for tensor in &found.metadata.tensors {
+            match tensor.cover() {
+                Cover::Exact => overlapping.push(false),
+                Cover::Overlapping => overlapping.push(true),
+                Cover::Missing(_) | Cover::Unknown => {
+                    let holes: Vec<String> = found.metadata.holes().iter().map(ToString::to_string).collect();
+                    return Err(found.refused(holes.join("; ")));
+                }
+            }
+        }
+        let tensors = found.metadata.tensors.iter().enumerate();
+        let index = tensors.map(|(index, tensor)| (tensor.name.clone(), index)).collect();
+        Ok(Self { found, files, index, overlapping, options: ReadOptions::default() })
+    }
+
+    /// Reads in this way from now on.
+    pub fn with_options(mut self, options: ReadOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.found.directory.root()
+    }
+
+    /// Everything that it says of itself.
+    pub fn metadata(&self) -> &Metadata {
+        &self.found.metadata
+    }
+
+    /// Its tensors, in the order in which they were saved, each with its chunks and where those lie.
+    pub fn tensors(&self) -> &[StoredTensor] {
+        &self.found.metadata.tensors
+    }
+
+    /// What it holds besides tensors, as bytes that somebody else may know how to read.
+    pub fn objects(&self) -> &[StoredObject] {
+        &self.found.metadata.objects
+    }
+
+    /// A tensor by its name.
+    pub fn tensor(&self, name: &str) -> Option<&StoredTensor> {
+        self.index.get(name).map(|&index| &self.tensors()[index])
+    }
+
+    /// Paths of the files that it consists of, by the numbers that items have, with their lengths.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
+        self.files.iter().map(|file| (file.path.as_path(), file.len))
+    }
+
+    pub(crate) fn tensor_index(&self, name: &str) -> Result<usize> {
+        self.index.get(name).copied().ok_or_else(|| {
+            let near = nearest(name, self.tensors().iter().map(|tensor| tensor.name.as_str()));
+            let hint = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
+            Error::Invalid(format!("{}: no tensor is called {name}{hint}", self.path().display()))
+        })
+    }
+
+    pub(crate) fn has_overlaps(&self, tensor: usize) -> bool {
+        self.overlapping[tensor]
+    }
+
+    pub(crate) fn item_failure(&self, item: &StoredItem, name: &str, reason: String) -> ItemFailure {
+        let path = self.files[item.file as usize].path.clone();
+        ItemFailure { path, item: name.to_owned(), offset: item.offset, reason }
+    }
+}
+
+impl Found {
+    pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
+        let directory = Directory::open(path, options.follow_links)?;
+        let names = directory.names()?;
+        let own = |rank: u32| format!("__{rank}.metadata");
+        let mut ranks: Vec<u32> = names
+            .iter()
+            .filter_map(|name| name.strip_prefix("__")?.strip_suffix(".metadata")?.parse().ok())
+            .filter(|&rank| names.contains(&own(rank)))
+            .collect();
+        ranks.sort_unstable();
+        let name = match options.rank {
+            Some(rank) if ranks.contains(&rank) => own(rank),
+            Some(rank) if !ranks.is_empty() => {
+                return Err(refused(
+                    path,
+                    format!("it has no metadata of rank {rank}; it has those of {ranks:?}"),
+                ));
+            }
+            _ if names.iter().any(|name| name == ".metadata") => ".metadata".to_owned(),
+            _ => match ranks.first() {
+                Some(&rank) => own(rank),
+                None => return hugging_face::open(directory, &names),
+            },
+        };
+        let file = path.join(&name);
+        let bytes =
+            directory.read_small(&name, METADATA_BYTES_MAX).map_err(|reason| refused(&file, reason))?;
+        let metadata = Metadata::parse(&bytes).map_err(|error| {
+            refused(
+                &file,
+                format!("{error}; it is damaged, or was not written by torch.distributed.checkpoint"),
+            )
+        })?;
+        Ok(Self { directory, metadata, is_raw: false, described_by: vec![name] })
+    }
+
+    /// Every file, in the order of their numbers.
+    pub(crate) fn look_at_files(&self) -> Vec<Result<FileFacts, String>> {
+        let look = |name: &String| Ok::<_, std::convert::Infallible>(self.directory.look_at(name));
+        let Ok(files) = map_in_parallel(&self.metadata.files, default_threads(), look);
+        files
+    }
+
+    /// Everything that is stored, with the name of what it is.
+    pub(crate) fn items(&self) -> impl Iterator<Item = (&str, &StoredItem)> {
+        let chunks = self
+            .metadata
+            .tensors
+            .iter()
+            .flat_map(|tensor| tensor.chunks.iter().map(|chunk| (tensor.name.as_str(), &chunk.item)));
+        chunks.chain(self.metadata.objects.iter().map(|object| (object.name.as_str(), &object.item)))
+    }
+
+    /// Items that would reach past the end of their file, where its length is known.
+    pub(crate) fn misplaced(&self, len: impl Fn(u32) -> Option<u64>) -> Vec<ItemFailure> {
+        let past = self.items().filter_map(|(name, item)| {
+            let len = len(item.file)?;
+            let end = item.offset + item.length;
+            let reason =
+                format!("it ends at byte {end} and the file has {len}: the file is cut short; copy it again");
+            (end > len).then(|| ItemFailure {
+                path: self.path_of(&self.metadata.files[item.file as usize]),
+                item: name.to_owned(),
+                offset: item.offset,
+                reason,
+            })
+        });
+        past.collect()
+    }
+
+    pub(crate) fn failure(&self, file: &str, reason: String) -> ItemFailure {
+        ItemFailure { path: self.path_of(file), item: String::new(), offset: 0, reason }
+    }
+
+    fn path_of(&self, file: &str) -> PathBuf {
+        self.directory.root().join(file)
+    }
+
+    fn refused(&self, reason: String) -> Error {
+        refused(self.directory.root(), reason)
+    }
+}
+
+pub(crate) fn refused(path: &Path, reason: String) -> Error {
+    Error::CheckpointRefused { path: path.to_owned(), reason }
+}
+
+/// The name that shares most of its parts with one that is not there.
+fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let parts = |name: &str| name.split('.').map(str::to_owned).collect::<Vec<_>>();
+    let wanted = parts(name);
+    let shared = |other: &str| parts(other).iter().filter(|part| wanted.contains(part)).count();
+    names
+        .map(|other| (shared(other), other))
+        .filter(|(shared, _)| *shared > 0)
+        .max_by_key(|(shared, _)| *shared)
+        .map(|(_, name)| name)
+}

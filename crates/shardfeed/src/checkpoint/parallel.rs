@@ -1,0 +1,483 @@
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use shardfeed_plan::checkpoint::{Copying, Fix, Piece, Run, StoredChunk, StoredTensor, plan_runs};
+
+use super::bytes::{BOUNCE_BYTES, FileBytes};
+use super::destination::Destinations;
+use super::locate::{Headers, Located, locate, locate_in};
+use super::opened::Checkpoint;
+use super::options::ReadProgress;
+use super::read::{ReadStats, check_crc, compare_crc, decoded_bytes_max};
+use super::undo::undo;
+use super::wanted::Wanted;
+use super::workers::{memory_budget, workers_for};
+use crate::failures::ItemFailure;
+
+/// Items up to this size are read as a whole, whatever is wanted of them: to look for it would take as long.
+const WHOLE_BYTES: u64 = 16 << 10;
+
+/// Items up to this size are, if half of them is wanted.
+const WHOLE_BYTES_MOSTLY: u64 = 256 << 10;
+
+/// Reads on several threads: first what says where things lie, then the things, in the order of their files' bytes.
+pub(crate) fn read(
+    checkpoint: &Checkpoint,
+    wanted: Vec<Wanted>,
+    destinations: &Destinations<'_>,
+    names: &[String],
+) -> Result<ReadStats, Vec<ItemFailure>> {
+    let job = Job::new(checkpoint, destinations, names);
+    // Chunks that lie over each other are read in the order in which the stock reader takes them, one after another.
+    let order = file_order(checkpoint, &wanted);
+    let (mut in_turn, apart): (Vec<Wanted>, Vec<Wanted>) =
+        wanted.into_iter().partition(|want| checkpoint.has_overlaps(want.tensor));
+    in_turn.sort_by_key(|want| order[job.chunk(want).item.file as usize]);
+    job.read(apart, job.options().num_workers)?;
+    for want in in_turn {
+        job.read(vec![want], Some(1))?;
+    }
+    Ok(job.stats())
+}
+
+/// When each file is needed first.
+fn file_order(checkpoint: &Checkpoint, wanted: &[Wanted]) -> Vec<usize> {
+    let mut order = vec![usize::MAX; checkpoint.files.len()];
+    for (turn, want) in wanted.iter().enumerate() {
+        let file = checkpoint.tensors()[want.tensor].chunks[want.chunk].item.file as usize;
+        order[file] = order[file].min(turn);
+    }
+    order
+}
+
+/// A read that is under way.
+struct Job<'a> {
+    checkpoint: &'a Checkpoint,
+    destinations: &'a Destinations<'a>,
+    names: &'a [String],
+    headers: Headers,
+    /// Bytes that each destination still waits for.
+    left: Vec<AtomicU64>,
+    bytes: AtomicU64,
+    bytes_total: u64,
+    bytes_read: AtomicU64,
+    bytes_direct: AtomicU64,
+    reads: AtomicU64,
+    workers: AtomicUsize,
+}
+
+/// Everything that is wanted of an item.
+struct Item<'a> {
+    tensor: &'a StoredTensor,
+    chunk: &'a StoredChunk,
+    wanted: &'a [Wanted],
+}
+
+/// Something that one thread does.
+enum Task {
+    /// Items that are read as a whole, together.
+    Block { file: u32, range: Range<u64>, items: Range<usize> },
+    /// Ranges of items whose layout is known.
+    Run(Run),
+}
+
+/// One thread's file and memory.
+#[derive(Default)]
+struct Worker {
+    file: Option<(u32, FileBytes)>,
+    bounce: Vec<u8>,
+    staging: Vec<u8>,
+}
+
+impl<'a> Job<'a> {
+    fn new(checkpoint: &'a Checkpoint, destinations: &'a Destinations<'a>, names: &'a [String]) -> Self {
+        let lens = (0..names.len()).map(|index| destinations.len(index) as u64);
+        let job = Self {
+            checkpoint,
+            destinations,
+            names,
+            headers: Headers::default(),
+            left: lens.clone().map(AtomicU64::new).collect(),
+            bytes: AtomicU64::new(0),
+            bytes_total: lens.sum(),
+            bytes_read: AtomicU64::new(0),
+            bytes_direct: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            workers: AtomicUsize::new(0),
+        };
+        // What is empty waits for nothing.
+        (0..names.len())
+            .filter(|&index| destinations.len(index) == 0)
+            .for_each(|index| job.tell(Some(&names[index])));
+        job
+    }
+
+    fn options(&self) -> &super::ReadOptions {
+        &self.checkpoint.options
+    }
+
+    fn chunk(&self, want: &Wanted) -> &'a StoredChunk {
+        &self.checkpoint.tensors()[want.tensor].chunks[want.chunk]
+    }
+
+    fn stats(&self) -> ReadStats {
+        ReadStats {
+            bytes: self.bytes.load(Relaxed),
+            bytes_read: self.bytes_read.load(Relaxed),
+            bytes_direct: self.bytes_direct.load(Relaxed),
+            reads: self.reads.load(Relaxed),
+            workers: self.workers.load(Relaxed),
+        }
+    }
+
+    fn read(&self, mut wanted: Vec<Wanted>, num_workers: Option<usize>) -> Result<(), Vec<ItemFailure>> {
+        wanted.sort_by_key(|want| {
+            let item = &self.chunk(want).item;
+            (item.file, item.offset, want.tensor, want.chunk)
+        });
+        let same = |one: &Wanted, other: &Wanted| (one.tensor, one.chunk) == (other.tensor, other.chunk);
+        let items = wanted.chunk_by(same).map(|wanted| Item {
+            tensor: &self.checkpoint.tensors()[wanted[0].tensor],
+            chunk: self.chunk(&wanted[0]),
+            wanted,
+        });
+        let (whole, parts): (Vec<Item>, Vec<Item>) = items.partition(|item| self.is_whole(item));
+        let pieces = self.locate(&parts, num_workers)?;
+        let (pieces, runs) = plan_runs(pieces, self.options().limits);
+        let mut tasks = self.blocks(&whole);
+        tasks.extend(runs.into_iter().map(Task::Run));
+        tasks.sort_by_key(Task::place);
+        let each = tasks.iter().map(|task| task.memory(&whole)).max().unwrap_or(0);
+        let budget = self.options().memory_budget.unwrap_or_else(memory_budget);
+        let bytes = tasks.iter().map(Task::len).sum();
+        let workers = workers_for(num_workers, tasks.len(), bytes, each, budget);
+        self.workers.fetch_max(workers, Relaxed);
+        self.on_workers(&tasks, workers, |worker, task| match task {
+            Task::Block { file, range, items } => {
+                self.read_block(worker, *file, range, &whole[items.clone()])
+            }
+            Task::Run(run) => {
+                let told = |reason| self.run_failure(run, &pieces, &parts, reason);
+                self.read_run(worker, run, &pieces[run.pieces.clone()]).map_err(told)
+            }
+        })
+    }
+
+    fn is_whole(&self, item: &Item<'_>) -> bool {
+        let len = item.chunk.item.length;
+        let wanted: u64 =
+            item.wanted.iter().map(|want| want.part.volume()).sum::<u64>() * item.tensor.dtype.bytes();
+        !item.chunk.item.transforms.is_empty()
+            || !self.checkpoint.found.is_raw
+                && (len <= WHOLE_BYTES || len <= WHOLE_BYTES_MOSTLY && wanted.saturating_mul(2) >= len)
+    }
+
+    /// Where the elements lie of items that are read in parts, and so what has to be copied from where to where.
+    fn locate(&self, items: &[Item<'_>], num_workers: Option<usize>) -> Result<Vec<Piece>, Vec<ItemFailure>> {
+        let found: Vec<OnceLock<Located>> = items.iter().map(|_| OnceLock::new()).collect();
+        let numbers: Vec<usize> = (0..items.len()).collect();
+        // One read each, or two: threads pay where there are many.
+        let workers = num_workers.unwrap_or(if items.len() < 64 { 1 } else { 32 });
+        let workers = workers_for(Some(workers), items.len(), u64::MAX, 1, u64::MAX);
+        self.on_workers(&numbers, workers, |worker, &number| {
+            let item = &items[number];
+            let located = self.locate_one(worker, item).map_err(|reason| self.failure(item, reason))?;
+            found[number].get_or_init(|| located);
+            Ok(())
+        })?;
+        let mut pieces = Vec::new();
+        for (item, located) in items.iter().zip(&found) {
+            let Some(located) = located.get() else { continue };
+            for want in item.wanted {
+                pieces.push(Piece {
+                    file: item.chunk.item.file,
+                    destination: want.destination,
+                    copying: Copying::new(&located.view, &want.part, &want.shape, &want.at),
+                    fix: Fix::of(&located.view),
+                });
+            }
+        }
+        Ok(pieces)
+    }
+
+    fn locate_one(&self, worker: &mut Worker, item: &Item<'_>) -> Result<Located, String> {
+        let facts = &self.checkpoint.files[item.chunk.item.file as usize];
+        let file = worker.open(self, item.chunk.item.file)?;
+        let located =
+            locate(item.tensor, item.chunk, self.checkpoint.found.is_raw, file, facts.len, &self.headers)?;
+        if self.options().verify && located.crc.is_some() {
+            let mut hasher = crc32fast::Hasher::new();
+            let mut portion = vec![0; self.options().limits.block.clamp(4096, 8 << 20) as usize];
+            let data = located.view.data.clone();
+            let mut at = data.start;
+            while at < data.end {
+                let len = portion.len().min((data.end - at) as usize);
+                file.read(at, &mut portion[..len])?;
+                hasher.update(&portion[..len]);
+                at += len as u64;
+            }
+            compare_crc(located.crc, hasher.finalize())?;
+        }
+        Ok(located)
+    }
+
+    /// Items that are read as a whole, neighbours together.
+    fn blocks(&self, items: &[Item<'_>]) -> Vec<Task> {
+        let limits = self.options().limits;
+        let mut blocks: Vec<Task> = Vec::new();
+        for (index, item) in items.iter().enumerate() {
+            let stored = &item.chunk.item;
+            let own = stored.offset..stored.offset + stored.length;
+            if let Some(Task::Block { file, range, items }) = blocks.last_mut()
+                && *file == stored.file
+                && own.start <= range.end.saturating_add(limits.gap)
+                && own.end.max(range.end) - range.start <= limits.block
+            {
+                range.end = range.end.max(own.end);
+                items.end = index + 1;
+                continue;
+            }
+            blocks.push(Task::Block { file: stored.file, range: own, items: index..index + 1 });
+        }
+        blocks
+    }
+
+    fn read_block(
+        &self,
+        worker: &mut Worker,
+        number: u32,
+        range: &Range<u64>,
+        items: &[Item<'_>],
+    ) -> Result<(), ItemFailure> {
+        let mut staging = std::mem::take(&mut worker.staging);
+        let len = (range.end - range.start) as usize;
+        if staging.len() < len {
+            staging.resize(len, 0);
+        }
+        let read = worker.open(self, number).and_then(|file| file.read(range.start, &mut staging[..len]));
+        read.map_err(|reason| self.failure(&items[0], reason))?;
+        self.reads.fetch_add(1, Relaxed);
+        for item in items {
+            let stored = &item.chunk.item;
+            let start = (stored.offset - range.start) as usize;
+            let bytes = &staging[start..start + stored.length as usize];
+            self.copy_item(worker, item, bytes).map_err(|reason| self.failure(item, reason))?;
+        }
+        worker.staging = staging;
+        Ok(())
+    }
+
+    fn copy_item(&self, worker: &mut Worker, item: &Item<'_>, stored: &[u8]) -> Result<(), String> {
+        let transforms = &item.chunk.item.transforms;
+        let decoded;
+        let bytes = if transforms.is_empty() {
+            stored
+        } else {
+            decoded = undo(transforms, stored.to_vec(), decoded_bytes_max(item.tensor, item.chunk))?;
+            &decoded
+        };
+        if transforms.is_empty() && !bytes.starts_with(b"PK") {
+            return self.copy_safetensors(worker, item);
+        }
+        let located = locate_in(item.tensor, item.chunk, bytes)?;
+        if self.options().verify {
+            check_crc(&located, bytes)?;
+        }
+        for want in item.wanted {
+            let copying = Copying::new(&located.view, &want.part, &want.shape, &want.at);
+            self.copy(bytes, 0, &copying, Fix::of(&located.view), want.destination);
+        }
+        Ok(())
+    }
+
+    /// A part of a file that holds all its tensors as safetensors: what is at the item's place says where they are.
+    fn copy_safetensors(&self, worker: &mut Worker, item: &Item<'_>) -> Result<(), String> {
+        let located = self.locate_one(worker, item)?;
+        let data = located.view.data.clone();
+        let mut bytes = vec![0; (data.end - data.start) as usize];
+        worker.open(self, item.chunk.item.file)?.read(data.start, &mut bytes)?;
+        for want in item.wanted {
+            let copying = Copying::new(&located.view, &want.part, &want.shape, &want.at);
+            self.copy(&bytes, data.start, &copying, None, want.destination);
+        }
+        Ok(())
+    }
+
+    fn read_run(&self, worker: &mut Worker, run: &Run, pieces: &[Piece]) -> Result<(), String> {
+        self.reads.fetch_add(1, Relaxed);
+        let len = (run.range.end - run.range.start) as usize;
+        if let ([piece], true) = (pieces, run.is_direct) {
+            let to = piece.copying.to;
+            #[allow(unsafe_code)]
+            // SAFETY: see `copy`.
+            let window =
+                unsafe { self.destinations.window(piece.destination as usize, to..to + piece.copying.unit) };
+            worker.open(self, run.file)?.read(run.range.start, window)?;
+            self.came(piece.destination, piece.copying.unit);
+            return Ok(());
+        }
+        let mut staging = std::mem::take(&mut worker.staging);
+        if staging.len() < len {
+            staging.resize(len, 0);
+        }
+        let read =
+            worker.open(self, run.file).and_then(|file| file.read(run.range.start, &mut staging[..len]));
+        if read.is_ok() {
+            for piece in pieces {
+                self.copy(&staging[..len], run.range.start, &piece.copying, piece.fix, piece.destination);
+            }
+        }
+        worker.staging = staging;
+        read
+    }
+
+    /// Copies from bytes that begin at `start` of what the source's places are counted in.
+    fn copy(&self, bytes: &[u8], start: u64, copying: &Copying, fix: Option<Fix>, destination: u32) {
+        let unit = copying.unit;
+        copying.for_each(|from, to| {
+            #[allow(unsafe_code)]
+            // SAFETY: no two windows share a byte while both are there. Within a copying, each element of the destination is named once
+            // (`Copying::new`: rows of a box within the destination's shape). Pieces of a copying divide it (`Copying::split`). Different
+            // chunks of one destination do not overlap: tensors whose chunks do are read one chunk after another (`read`, above).
+            let window = unsafe { self.destinations.window(destination as usize, to..to + unit) };
+            window.copy_from_slice(&bytes[(from - start) as usize..][..unit as usize]);
+            if let Some(fix) = fix {
+                fix.apply(window);
+            }
+        });
+        self.came(destination, copying.bytes());
+    }
+
+    /// Notes that bytes are where they belong.
+    fn came(&self, destination: u32, bytes: u64) {
+        self.bytes.fetch_add(bytes, Relaxed);
+        let left = &self.left[destination as usize];
+        // Chunks that overlap bring more than is waited for.
+        let before =
+            left.fetch_update(Relaxed, Relaxed, |left| Some(left.saturating_sub(bytes))).unwrap_or(0);
+        let is_last = before > 0 && before <= bytes;
+        self.tell(is_last.then(|| self.names[destination as usize].as_str()));
+    }
+
+    fn tell(&self, finished: Option<&str>) {
+        if let Some(progress) = &self.options().progress {
+            progress(ReadProgress {
+                bytes: self.bytes.load(Relaxed),
+                bytes_total: self.bytes_total,
+                finished,
+            });
+        }
+    }
+
+    fn failure(&self, item: &Item<'_>, reason: String) -> ItemFailure {
+        self.checkpoint.item_failure(&item.chunk.item, &item.tensor.name, reason)
+    }
+
+    /// Names the item in which a run begins.
+    fn run_failure(&self, run: &Run, pieces: &[Piece], items: &[Item<'_>], reason: String) -> ItemFailure {
+        let first = pieces[run.pieces.start].copying.from;
+        let item = items
+            .iter()
+            .rev()
+            .find(|item| item.chunk.item.file == run.file && item.chunk.item.offset <= first);
+        match item {
+            Some(item) => self.failure(item, reason),
+            None => ItemFailure {
+                path: self.checkpoint.files[run.file as usize].path.clone(),
+                item: String::new(),
+                offset: run.range.start,
+                reason,
+            },
+        }
+    }
+
+    /// Does all tasks, in their order, on so many threads. After a failure nobody begins another; all failures are returned.
+    fn on_workers<T: Sync>(
+        &self,
+        tasks: &[T],
+        workers: usize,
+        work: impl Fn(&mut Worker, &T) -> Result<(), ItemFailure> + Sync,
+    ) -> Result<(), Vec<ItemFailure>> {
+        let next = AtomicUsize::new(0);
+        let is_failed = AtomicBool::new(false);
+        let failures = Mutex::new(Vec::new());
+        let run = || {
+            let mut worker = Worker::default();
+            while !is_failed.load(Relaxed) {
+                let Some(task) = tasks.get(next.fetch_add(1, Relaxed)) else { break };
+                if let Err(failure) = work(&mut worker, task) {
+                    is_failed.store(true, Relaxed);
+                    failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
+                }
+            }
+            worker.close(self);
+        };
+        if workers <= 1 {
+            run();
+        } else {
+            std::thread::scope(|scope| {
+                for _ in 0..workers {
+                    scope.spawn(run);
+                }
+            });
+        }
+        let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if failures.is_empty() {
+            return Ok(());
+        }
+        failures.sort_by(|one, other| (&one.path, one.offset).cmp(&(&other.path, other.offset)));
+        Err(failures)
+    }
+}
+
+impl Task {
+    fn place(&self) -> (u32, u64) {
+        match self {
+            Self::Block { file, range, .. } => (*file, range.start),
+            Self::Run(run) => (run.file, run.range.start),
+        }
+    }
+
+    /// Bytes that a thread holds while it does it.
+    fn memory(&self, items: &[Item<'_>]) -> u64 {
+        match self {
+            Self::Run(run) if run.is_direct => BOUNCE_BYTES,
+            Self::Run(run) => (run.range.end - run.range.start) + BOUNCE_BYTES,
+            Self::Block { range, items: numbers, .. } => {
+                let packed =
+                    items[numbers.clone()].iter().filter(|item| !item.chunk.item.transforms.is_empty());
+                let decoded = packed.map(|item| decoded_bytes_max(item.tensor, item.chunk)).max();
+                2 * (range.end - range.start) + decoded.unwrap_or(0)
+            }
+        }
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Self::Block { range, .. } => range.end - range.start,
+            Self::Run(run) => run.range.end - run.range.start,
+        }
+    }
+}
+
+impl Worker {
+    /// The file of this number; the one before is closed.
+    fn open(&mut self, job: &Job<'_>, number: u32) -> Result<&mut FileBytes, String> {
+        if self.file.as_ref().is_none_or(|(open, _)| *open != number) {
+            self.close(job);
+            let facts = &job.checkpoint.files[number as usize];
+            let file = FileBytes::open(facts, job.options().direct_io, std::mem::take(&mut self.bounce))?;
+            self.file = Some((number, file));
+        }
+        Ok(&mut self.file.as_mut().expect("it was just opened").1)
+    }
+
+    fn close(&mut self, job: &Job<'_>) {
+        if let Some((_, file)) = self.file.take() {
+            job.bytes_read.fetch_add(file.bytes_read, Relaxed);
+            job.bytes_direct.fetch_add(file.bytes_direct, Relaxed);
+            self.bounce = file.into_bounce();
+        }
+    }
+}

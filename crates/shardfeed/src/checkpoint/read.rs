@@ -1,0 +1,125 @@
+use std::ops::Range;
+
+use shardfeed_plan::checkpoint::{Dtype, StoredChunk, StoredTensor};
+
+use super::bytes::FileBytes;
+use super::destination::Destinations;
+use super::locate::Located;
+use super::opened::Checkpoint;
+use super::options::DirectIo;
+use super::undo::undo;
+use super::wanted::ReadPlan;
+use super::{parallel, sequential};
+use crate::error::{Error, Result};
+use crate::failures::Failures;
+
+/// Bytes that an object, which is no tensor, may decompress to.
+const OBJECT_BYTES_MAX: u64 = 1 << 30;
+
+/// A tensor in memory: its elements row by row, numbers with their small end first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorData {
+    /// What it is made of.
+    pub dtype: Dtype,
+    /// How large it is.
+    pub shape: Vec<u64>,
+    /// Its elements.
+    pub bytes: Vec<u8>,
+}
+
+/// What a read did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadStats {
+    /// Bytes that were wanted.
+    pub bytes: u64,
+    /// Bytes that were read for them.
+    pub bytes_read: u64,
+    /// Of those, past the system's cache.
+    pub bytes_direct: u64,
+    /// How many reads it took, where several threads read.
+    pub reads: u64,
+    /// How many threads read.
+    pub workers: usize,
+}
+
+impl Checkpoint {
+    /// A whole tensor.
+    pub fn read(&self, name: &str) -> Result<TensorData> {
+        self.read_part(name, None)
+    }
+
+    /// A part of a tensor: one range for each of its dimensions. Only what it needs is read.
+    pub fn read_slice(&self, name: &str, ranges: &[Range<u64>]) -> Result<TensorData> {
+        self.read_part(name, Some(ranges))
+    }
+
+    fn read_part(&self, name: &str, ranges: Option<&[Range<u64>]>) -> Result<TensorData> {
+        let tensor = &self.tensors()[self.tensor_index(name)?];
+        let len = self.resolve(name, ranges, 0, &mut Vec::new())?;
+        let mut bytes = Vec::new();
+        let too_much =
+            |_| Error::Invalid(format!("{name}: {len} bytes are more than this machine has memory for"));
+        bytes.try_reserve_exact(usize::try_from(len).unwrap_or(usize::MAX)).map_err(too_much)?;
+        bytes.resize(len as usize, 0);
+        let mut plan = ReadPlan::new();
+        match ranges {
+            Some(ranges) => plan.read_slice(name, ranges, &mut bytes),
+            None => plan.read(name, &mut bytes),
+        };
+        self.read_into(plan)?;
+        let sizes = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).collect();
+        Ok(TensorData {
+            dtype: tensor.dtype,
+            shape: ranges.map_or_else(|| tensor.shape.clone(), sizes),
+            bytes,
+        })
+    }
+
+    /// Everything that a plan asks for, into its memory. If anything fails, all failures that were met are in the error, and what is
+    /// in the memory is worth nothing.
+    pub fn read_into(&self, mut plan: ReadPlan<'_>) -> Result<ReadStats> {
+        let wanted = self.resolve_all(&plan)?;
+        let damaged = |failures| Error::CheckpointDamaged(Failures(failures));
+        if !self.options.use_parallel {
+            return sequential::read(self, plan, &wanted).map_err(|failure| damaged(vec![failure]));
+        }
+        let names: Vec<String> = plan.wishes.iter().map(|wish| wish.name.clone()).collect();
+        let destinations = Destinations::new(plan.wishes.iter_mut().map(|wish| &mut *wish.memory));
+        parallel::read(self, wanted, &destinations, &names).map_err(damaged)
+    }
+
+    /// What is stored under a name that is no tensor's: the bytes that were saved, as torch would unpickle them. Nothing does that here.
+    pub fn read_object(&self, name: &str) -> Result<Vec<u8>> {
+        let object = self.objects().iter().find(|object| object.name == name);
+        let object = object.ok_or_else(|| {
+            Error::Invalid(format!("{}: no object is called {name}", self.path().display()))
+        })?;
+        let fail =
+            |reason| Error::CheckpointDamaged(Failures(vec![self.item_failure(&object.item, name, reason)]));
+        let facts = &self.files[object.item.file as usize];
+        let mut file = FileBytes::open(facts, DirectIo::Never, Vec::new()).map_err(fail)?;
+        let mut bytes = vec![0; object.item.length as usize];
+        file.read(object.item.offset, &mut bytes).map_err(fail)?;
+        undo(&object.item.transforms, bytes, OBJECT_BYTES_MAX).map_err(fail)
+    }
+}
+
+/// Bytes that an item can have whose chunk is so large: what torch adds to it is some kilobytes, or as much again for tiny ones.
+pub(crate) fn decoded_bytes_max(tensor: &StoredTensor, chunk: &StoredChunk) -> u64 {
+    (chunk.part.volume() * tensor.dtype.bytes()).saturating_add(4 << 20)
+}
+
+/// Compares the checksum of an item's elements, where one was recorded. `item` is what the view's places are counted in.
+pub(crate) fn check_crc(located: &Located, item: &[u8]) -> Result<(), String> {
+    let data = &item[located.view.data.start as usize..located.view.data.end as usize];
+    compare_crc(located.crc, crc32fast::hash(data))
+}
+
+pub(crate) fn compare_crc(recorded: Option<u32>, found: u32) -> Result<(), String> {
+    match recorded {
+        Some(recorded) if recorded != found => Err(format!(
+            "its bytes have the checksum {found:08x}, and {recorded:08x} was recorded when they were saved: they are damaged; copy the file again"
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,43 @@
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use shardfeed::checkpoint::{Checkpoint, DirectIo, ReadOptions, RunLimits};
+
+/// Checkpoints that lie in the repository.
+pub fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/checkpoints/fixtures")
+}
+
+pub fn sha256(bytes: &[u8]) -> String {
+    format!("{:x}", Sha256::digest(bytes))
+}
+
+/// Every way to read that must give the same bytes.
+pub fn ways() -> Vec<ReadOptions> {
+    let mut ways = vec![ReadOptions { use_parallel: false, verify: true, ..ReadOptions::default() }];
+    for (workers, block, gap, direct, direct_io) in [
+        (1, 4096, 0, 1, DirectIo::Never),
+        (2, 1 << 20, 64 << 10, 128 << 10, DirectIo::Auto),
+        (8, 32 << 20, u64::MAX, 1 << 20, DirectIo::Always),
+        (64, 64, 0, 64, DirectIo::Auto),
+        (64, 100, 17, 1, DirectIo::Never),
+    ] {
+        let limits = RunLimits { block, gap, direct };
+        for verify in [false, true] {
+            ways.push(ReadOptions {
+                num_workers: Some(workers),
+                limits,
+                direct_io,
+                verify,
+                ..ReadOptions::default()
+            });
+        }
+    }
+    ways.push(ReadOptions { memory_budget: Some(1), num_workers: Some(4), ..ReadOptions::default() });
+    ways
+}
+
+/// Opens a checkpoint that must be good.
+pub fn open(path: &Path) -> Checkpoint {
+    Checkpoint::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
