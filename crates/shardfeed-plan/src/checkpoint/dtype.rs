@@ -18,6 +18,8 @@ pub enum Dtype {
     Complex128,
     Complex64,
     Complex32,
+    /// Both parts are `Bfloat16`.
+    Bcomplex32,
     Int64,
     Int32,
     Int16,
@@ -30,7 +32,7 @@ pub enum Dtype {
 }
 
 /// What each is called: by torch, as a storage of torch's first file format, by safetensors; and its bytes.
-const NAMES: [(Dtype, &str, &str, &str, u64); 22] = [
+const NAMES: [(Dtype, &str, &str, &str, u64); 23] = [
     (Dtype::Float64, "float64", "DoubleStorage", "F64", 8),
     (Dtype::Float32, "float32", "FloatStorage", "F32", 4),
     (Dtype::Float16, "float16", "HalfStorage", "F16", 2),
@@ -44,6 +46,7 @@ const NAMES: [(Dtype, &str, &str, &str, u64); 22] = [
     (Dtype::Complex128, "complex128", "ComplexDoubleStorage", "", 16),
     (Dtype::Complex64, "complex64", "ComplexFloatStorage", "C64", 8),
     (Dtype::Complex32, "complex32", "", "", 4),
+    (Dtype::Bcomplex32, "bcomplex32", "", "", 4),
     (Dtype::Int64, "int64", "LongStorage", "I64", 8),
     (Dtype::Int32, "int32", "IntStorage", "I32", 4),
     (Dtype::Int16, "int16", "ShortStorage", "I16", 2),
@@ -111,7 +114,7 @@ impl Dtype {
 
     /// Whether elements are complex.
     pub fn is_complex(self) -> bool {
-        matches!(self, Self::Complex32 | Self::Complex64 | Self::Complex128)
+        matches!(self, Self::Complex32 | Self::Bcomplex32 | Self::Complex64 | Self::Complex128)
     }
 
     /// Bytes of a number: half an element where those are complex.

@@ -92,7 +92,8 @@ impl TensorItem {
             strides: described.strides,
             start: described.start,
             data,
-            is_big_endian,
+            // Torch does not swap what it stored as bytes, so its own reader gives them as they are. So do we.
+            is_big_endian: is_big_endian && described.is_typed,
             is_conjugate: described.is_conjugate,
             is_negative: described.is_negative,
         };
@@ -174,6 +175,8 @@ struct Described {
     dtype: Dtype,
     key: String,
     storage_bytes: u64,
+    /// Its storage knows the type of its elements.
+    is_typed: bool,
     start: u64,
     sizes: Vec<u64>,
     strides: Vec<u64>,
@@ -218,7 +221,18 @@ fn describe(pickle: &Pickle<'_>) -> Result<Described, ItemError> {
             .is_some_and(|id| matches!(pickle.node(id), Node::Bool(true)))
     };
     let (is_conjugate, is_negative) = (flag("conj"), flag("neg"));
-    Ok(Described { dtype, key: storage.key, storage_bytes, start, sizes, strides, is_conjugate, is_negative })
+    let is_typed = storage.dtype.is_some();
+    Ok(Described {
+        dtype,
+        key: storage.key,
+        storage_bytes,
+        is_typed,
+        start,
+        sizes,
+        strides,
+        is_conjugate,
+        is_negative,
+    })
 }
 
 struct Storage {

@@ -114,6 +114,37 @@ impl Metadata {
         holes.map(|(tensor, reason)| MetadataError::Entry { name: tensor.name.clone(), reason }).collect()
     }
 
+    /// Adds what another rank saved. What both have under one name stays as it is here, but for parts of a tensor that are new.
+    pub fn merge(&mut self, other: Self) {
+        let numbers: Vec<u32> = other.files.iter().map(|file| self.file(file)).collect();
+        let moved = |item: StoredItem| StoredItem { file: numbers[item.file as usize], ..item };
+        let index: HashMap<String, usize> =
+            self.tensors.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
+        for tensor in other.tensors {
+            let chunks =
+                tensor.chunks.into_iter().map(|chunk| StoredChunk { item: moved(chunk.item), ..chunk });
+            let Some(&known) = index.get(&tensor.name) else {
+                self.tensors.push(StoredTensor { chunks: chunks.collect(), ..tensor });
+                continue;
+            };
+            let known = &mut self.tensors[known];
+            if (known.dtype, &known.shape) == (tensor.dtype, &tensor.shape) {
+                let parts: HashSet<Part> = known.chunks.iter().map(|chunk| chunk.part.clone()).collect();
+                known.chunks.extend(chunks.filter(|chunk| !parts.contains(&chunk.part)));
+            }
+        }
+        let names: HashSet<String> = self.objects.iter().map(|object| object.name.clone()).collect();
+        let new = other.objects.into_iter().filter(|object| !names.contains(&object.name));
+        self.objects.extend(new.map(|object| StoredObject { item: moved(object.item), ..object }));
+        for (name, path) in other.paths {
+            self.paths.entry(name).or_insert(path);
+        }
+        self.version = self.version.take().or(other.version);
+        if self.others.is_empty() {
+            self.others = other.others;
+        }
+    }
+
     /// The number of a file, which is new if nobody had it yet.
     pub fn file(&mut self, path: &str) -> u32 {
         let known = self.files.iter().position(|file| file == path);
@@ -136,7 +167,8 @@ impl StoredTensor {
         cover(&self.shape, &parts)
     }
 
-    fn hole(&self) -> Option<String> {
+    /// What is missing of it, in words, if its parts do not fill it.
+    pub fn hole(&self) -> Option<String> {
         match self.cover() {
             Cover::Exact | Cover::Overlapping => None,
             Cover::Missing(missing) => Some(format!(
@@ -176,11 +208,11 @@ impl Parser<'_, '_> {
     fn metadata(mut self) -> Parsed<Metadata> {
         let pickle = self.pickle;
         let root = pickle.root();
-        let made = pickle.object(root).filter(|made| made.class.name == "Metadata");
-        let Some(made) = made else {
+        // Whatever the class is called: Megatron has one of its own with the same fields.
+        let is_known = |state: &Id| pickle.get(*state, "storage_data").is_some();
+        let Some(state) = pickle.object(root).and_then(|made| made.state).filter(is_known) else {
             return Err(MetadataError::Foreign(format!("it holds {}", pickle.print(root))));
         };
-        let state = made.state.ok_or_else(|| foreign("it is empty"))?;
         let field = |name: &str| pickle.get(state, name);
         let stored = field("storage_data").ok_or_else(|| foreign("storage_data is missing"))?;
         for &(key, value) in pickle.entries(stored).ok_or_else(|| foreign("storage_data is no dictionary"))? {

@@ -1,5 +1,6 @@
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use super::directory::FileFacts;
@@ -58,6 +59,21 @@ impl FileBytes {
             }
         }
         self.file.read_exact_at(into, offset).map_err(|error| cannot(&error, offset, into.len()))
+    }
+
+    /// The checksum of a range, which is read a portion at a time.
+    pub(crate) fn checksum(&mut self, range: Range<u64>) -> Result<u32, String> {
+        const PORTION: u64 = 1 << 20;
+        let mut hasher = crc32fast::Hasher::new();
+        let mut portion = vec![0; (range.end - range.start).min(PORTION) as usize];
+        let mut at = range.start;
+        while at < range.end {
+            let len = (range.end - at).min(PORTION) as usize;
+            self.read(at, &mut portion[..len])?;
+            hasher.update(&portion[..len]);
+            at += len as u64;
+        }
+        Ok(hasher.finalize())
     }
 
     /// Whether a range is in the system's cache, as far as three looks into it tell. Where the system does not say, it is taken for cached.

@@ -37,6 +37,7 @@ mod wanted; // what users ask for     -> parts of chunks, and where they go
 mod sequential; // the same, one after another: what the other is compared with
 mod parallel; // wanted parts         -> reads on threads
 mod read; // names                    -> tensors
+mod verify; // a checkpoint           -> everything that is wrong with it
 mod sample; // a small checkpoint, for the demo, the examples and the tests
 
 pub use crate::failures::{Failures, ItemFailure};
@@ -45,6 +46,7 @@ pub use opened::{Checkpoint, OpenOptions};
 pub use options::{DirectIo, ReadOptions, ReadProgress, TellProgress};
 pub use read::{ReadStats, TensorData};
 pub use sample::write_sample;
+pub use verify::{CheckpointReport, Problem, ProblemKind, verify_checkpoint};
 pub use wanted::ReadPlan;
 pub use workers::{memory_aware_workers, optimal_workers};
 

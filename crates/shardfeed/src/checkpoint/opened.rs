@@ -20,15 +20,16 @@ pub struct Checkpoint {
     /// Files by their numbers, as they were when this was opened.
     pub(crate) files: Vec<FileFacts>,
     index: HashMap<String, usize>,
-    /// Tensors of whose parts some lie over each other.
-    overlapping: Vec<bool>,
+    /// How the parts of each tensor fill it.
+    pub(crate) covers: Vec<Cover>,
     pub(crate) options: ReadOptions,
 }
 
 /// How a checkpoint is opened.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// Whose metadata are read, of a checkpoint that was saved without the ranks talking to each other; the lowest if nobody says.
+    /// Whose metadata are read, of a checkpoint that was saved without the ranks talking to each other. If nobody says, those of all
+    /// ranks together: where two saved something under one name, the lower rank's counts.
     pub rank: Option<u32>,
     /// Read files that are links to somewhere else, as those of Hugging Face's cache are.
     pub follow_links: bool,
@@ -54,34 +55,30 @@ impl Checkpoint {
     /// The same, in another way.
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let found = Found::open(path.as_ref(), options)?;
-        let mut failures = Vec::new();
+        let looked_at = found.look_at_files();
+        let mut failures =
+            found.misplaced(|file| looked_at[file as usize].as_ref().ok().map(|facts| facts.len));
         let mut files = Vec::new();
-        for (name, facts) in found.metadata.files.iter().zip(found.look_at_files()) {
+        for (name, facts) in found.metadata.files.iter().zip(looked_at) {
             match facts {
                 Ok(facts) => files.push(facts),
                 Err(reason) => failures.push(found.failure(name, reason)),
             }
         }
-        if failures.is_empty() {
-            failures = found.misplaced(|file| Some(files[file as usize].len));
-        }
         if !failures.is_empty() {
+            failures.sort_by(|one, other| (&one.path, one.offset).cmp(&(&other.path, other.offset)));
             return Err(Error::CheckpointDamaged(Failures(failures)));
         }
-        let mut overlapping = Vec::new();
-        for tensor in &found.metadata.tensors {
-            match tensor.cover() {
-                Cover::Exact => overlapping.push(false),
-                Cover::Overlapping => overlapping.push(true),
-                Cover::Missing(_) | Cover::Unknown => {
-                    let holes: Vec<String> = found.metadata.holes().iter().map(ToString::to_string).collect();
-                    return Err(found.refused(holes.join("; ")));
-                }
-            }
+        let covers: Vec<Cover> = found.metadata.tensors.iter().map(StoredTensor::cover).collect();
+        // One rank's metadata know its own parts; what is missing is said to those who ask for it.
+        let is_whole = covers.iter().all(|cover| matches!(cover, Cover::Exact | Cover::Overlapping));
+        if !is_whole && !found.is_rank_local() {
+            let holes: Vec<String> = found.metadata.holes().iter().map(ToString::to_string).collect();
+            return Err(found.refused(holes.join("; ")));
         }
         let tensors = found.metadata.tensors.iter().enumerate();
         let index = tensors.map(|(index, tensor)| (tensor.name.clone(), index)).collect();
-        Ok(Self { found, files, index, overlapping, options: ReadOptions::default() })
+        Ok(Self { found, files, index, covers, options: ReadOptions::default() })
     }
 
     /// Reads in this way from now on.
@@ -128,8 +125,9 @@ impl Checkpoint {
         })
     }
 
+    /// Whether parts of a tensor may lie over each other.
     pub(crate) fn has_overlaps(&self, tensor: usize) -> bool {
-        self.overlapping[tensor]
+        self.covers[tensor] != Cover::Exact
     }
 
     pub(crate) fn item_failure(&self, item: &StoredItem, name: &str, reason: String) -> ItemFailure {
@@ -149,30 +147,36 @@ impl Found {
             .filter(|&rank| names.contains(&own(rank)))
             .collect();
         ranks.sort_unstable();
-        let name = match options.rank {
-            Some(rank) if ranks.contains(&rank) => own(rank),
+        let described_by = match options.rank {
+            Some(rank) if ranks.contains(&rank) => vec![own(rank)],
             Some(rank) if !ranks.is_empty() => {
                 return Err(refused(
                     path,
                     format!("it has no metadata of rank {rank}; it has those of {ranks:?}"),
                 ));
             }
-            _ if names.iter().any(|name| name == ".metadata") => ".metadata".to_owned(),
-            _ => match ranks.first() {
-                Some(&rank) => own(rank),
-                None => return hugging_face::open(directory, &names),
-            },
+            _ if names.iter().any(|name| name == ".metadata") => vec![".metadata".to_owned()],
+            _ if ranks.is_empty() => return hugging_face::open(directory, &names),
+            _ => ranks.into_iter().map(own).collect(),
         };
-        let file = path.join(&name);
-        let bytes =
-            directory.read_small(&name, METADATA_BYTES_MAX).map_err(|reason| refused(&file, reason))?;
-        let metadata = Metadata::parse(&bytes).map_err(|error| {
-            refused(
-                &file,
-                format!("{error}; it is damaged, or was not written by torch.distributed.checkpoint"),
-            )
-        })?;
-        Ok(Self { directory, metadata, is_raw: false, described_by: vec![name] })
+        let mut metadata = Metadata::default();
+        for name in &described_by {
+            let file = path.join(name);
+            let bytes =
+                directory.read_small(name, METADATA_BYTES_MAX).map_err(|reason| refused(&file, reason))?;
+            metadata.merge(Metadata::parse(&bytes).map_err(|error| {
+                refused(
+                    &file,
+                    format!("{error}; it is damaged, or was not written by torch.distributed.checkpoint"),
+                )
+            })?);
+        }
+        Ok(Self { directory, metadata, is_raw: false, described_by })
+    }
+
+    /// Whether ranks saved without talking to each other, each with metadata of its own.
+    pub(crate) fn is_rank_local(&self) -> bool {
+        self.described_by[0].starts_with("__")
     }
 
     /// Every file, in the order of their numbers.

@@ -207,17 +207,7 @@ impl<'a> Job<'a> {
         let located =
             locate(item.tensor, item.chunk, self.checkpoint.found.is_raw, file, facts.len, &self.headers)?;
         if self.options().verify && located.crc.is_some() {
-            let mut hasher = crc32fast::Hasher::new();
-            let mut portion = vec![0; self.options().limits.block.clamp(4096, 8 << 20) as usize];
-            let data = located.view.data.clone();
-            let mut at = data.start;
-            while at < data.end {
-                let len = portion.len().min((data.end - at) as usize);
-                file.read(at, &mut portion[..len])?;
-                hasher.update(&portion[..len]);
-                at += len as u64;
-            }
-            compare_crc(located.crc, hasher.finalize())?;
+            compare_crc(located.crc, file.checksum(located.view.data.clone())?)?;
         }
         Ok(located)
     }

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::failures::Failures;
 
 /// Bytes that an object, which is no tensor, may decompress to.
-const OBJECT_BYTES_MAX: u64 = 1 << 30;
+pub(crate) const OBJECT_BYTES_MAX: u64 = 1 << 30;
 
 /// A tensor in memory: its elements row by row, numbers with their small end first.
 #[derive(Clone, Debug, PartialEq, Eq)]

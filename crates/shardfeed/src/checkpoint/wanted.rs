@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use shardfeed_plan::checkpoint::Part;
+use shardfeed_plan::checkpoint::{Cover, Part, cover};
 
 use super::opened::Checkpoint;
 use crate::error::{Error, Result};
@@ -75,6 +75,7 @@ impl Checkpoint {
             offsets: ranges.iter().map(|range| range.start).collect(),
             sizes: ranges.iter().map(|range| range.end - range.start).collect(),
         };
+        let first = into.len();
         for (chunk, stored) in tensor.chunks.iter().enumerate() {
             let Some(shared) = wish.intersection(&stored.part) else { continue };
             let from = |offsets: &[u64]| {
@@ -88,6 +89,16 @@ impl Checkpoint {
                 shape: wish.sizes.clone(),
                 at: from(&wish.offsets),
             });
+        }
+        if !matches!(self.covers[index], Cover::Exact | Cover::Overlapping) {
+            let parts = into[first..]
+                .iter()
+                .map(|want| Part { offsets: want.at.clone(), sizes: want.part.sizes.clone() });
+            if !matches!(cover(&wish.sizes, &parts.collect::<Vec<_>>()), Cover::Exact | Cover::Overlapping) {
+                return Err(Error::Invalid(format!(
+                    "{name}: parts of {ranges:?} are in no chunk that this rank's metadata know; open the checkpoint without naming a rank"
+                )));
+            }
         }
         Ok(wish.volume() * tensor.dtype.bytes())
     }

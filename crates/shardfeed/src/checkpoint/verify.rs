@@ -1,0 +1,388 @@
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use shardfeed_plan::checkpoint::{Cover, StoredChunk, StoredItem, StoredTensor, ZipItem};
+
+use super::bytes::FileBytes;
+use super::directory::FileFacts;
+use super::locate::{Headers, Reason, Windows, locate, locate_in};
+use super::opened::{Found, OpenOptions};
+use super::options::{DirectIo, ReadProgress, TellProgress};
+use super::read::{OBJECT_BYTES_MAX, compare_crc, decoded_bytes_max};
+use super::undo::undo;
+use crate::error::{Error, Result};
+use crate::parallel::{default_threads, map_in_parallel};
+
+/// What was found by looking at every byte of a checkpoint.
+#[derive(Clone, Debug, Default)]
+pub struct CheckpointReport {
+    /// Everything that is wrong, by file and place.
+    pub problems: Vec<Problem>,
+    /// Tensors there are.
+    pub tensors: usize,
+    /// Objects there are.
+    pub objects: usize,
+    /// Files there are.
+    pub files: usize,
+    /// Bytes of all items.
+    pub bytes: u64,
+    /// Items all of whose checksums were compared.
+    pub items_with_checksums: usize,
+    /// Items that were saved without: that they can be read is all that is known of them.
+    pub items_without: usize,
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The file.
+    pub path: PathBuf,
+    /// Where in it.
+    pub offset: u64,
+    /// The tensor or object, if it is about one.
+    pub item: String,
+    /// Of which kind it is.
+    pub kind: ProblemKind,
+    /// What was found, and what to do.
+    pub reason: String,
+}
+
+/// What can be wrong with a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ProblemKind {
+    /// What describes the checkpoint is missing, damaged, or not believed.
+    Metadata,
+    /// A file is missing, or may not be read.
+    MissingFile,
+    /// A file belongs to nothing: a save that was not finished, or another checkpoint.
+    OrphanFile,
+    /// A file is shorter than what it must hold.
+    CutShort,
+    /// Parts of a tensor are stored nowhere.
+    Uncovered,
+    /// Parts of a tensor are stored twice.
+    OverlappingChunks,
+    /// Two items share bytes of a file.
+    OverlappingItems,
+    /// An item is not what it should be.
+    Layout,
+    /// Bytes are not those that were saved.
+    Checksum,
+    /// Bytes cannot be read.
+    Unreadable,
+}
+
+impl ProblemKind {
+    /// A word for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Metadata => "metadata",
+            Self::MissingFile => "missing_file",
+            Self::OrphanFile => "orphan_file",
+            Self::CutShort => "cut_short",
+            Self::Uncovered => "uncovered",
+            Self::OverlappingChunks => "overlapping_chunks",
+            Self::OverlappingItems => "overlapping_items",
+            Self::Layout => "layout",
+            Self::Checksum => "checksum",
+            Self::Unreadable => "unreadable",
+        }
+    }
+}
+
+/// Reads a checkpoint through and lists every problem: that it cannot be opened is one of them.
+pub fn verify_checkpoint(
+    path: &Path,
+    options: &OpenOptions,
+    progress: Option<&TellProgress>,
+) -> Result<CheckpointReport> {
+    // A path that is not there is a mistake, not a damaged checkpoint.
+    std::fs::metadata(path).map_err(|error| Error::io(path, "open it", error))?;
+    let mut report = CheckpointReport::default();
+    let found = match Found::open(path, options) {
+        Ok(found) => found,
+        Err(Error::CheckpointDamaged(failures)) => {
+            let problem = |failure: crate::failures::ItemFailure| Problem {
+                path: failure.path,
+                offset: failure.offset,
+                item: failure.item,
+                kind: ProblemKind::Metadata,
+                reason: failure.reason,
+            };
+            report.problems = failures.0.into_iter().map(problem).collect();
+            return Ok(report);
+        }
+        Err(Error::CheckpointRefused { path, reason }) => {
+            report.problems.push(Problem {
+                path,
+                offset: 0,
+                item: String::new(),
+                kind: ProblemKind::Metadata,
+                reason,
+            });
+            return Ok(report);
+        }
+        Err(error) => return Err(error),
+    };
+    Verifier { found: &found, files: found.look_at_files(), report, done: AtomicU64::new(0), progress }
+        .run(options)
+}
+
+struct Verifier<'a> {
+    found: &'a Found,
+    files: Vec<Result<FileFacts, String>>,
+    report: CheckpointReport,
+    done: AtomicU64,
+    progress: Option<&'a TellProgress>,
+}
+
+/// An item of a tensor, or of an object.
+struct Entry<'a> {
+    name: &'a str,
+    item: &'a StoredItem,
+    chunk: Option<(&'a StoredTensor, &'a StoredChunk)>,
+}
+
+/// What was found out about an item.
+#[derive(Default)]
+struct Checked {
+    is_archive: bool,
+    has_checksums: bool,
+    problem: Option<(ProblemKind, String)>,
+}
+
+impl Verifier<'_> {
+    fn run(mut self, options: &OpenOptions) -> Result<CheckpointReport> {
+        let metadata = &self.found.metadata;
+        self.report.tensors = metadata.tensors.len();
+        self.report.objects = metadata.objects.len();
+        self.report.files = metadata.files.len();
+        self.report.bytes = self.found.items().map(|(_, item)| item.length).sum();
+        for (name, facts) in metadata.files.iter().zip(&self.files) {
+            if let Err(reason) = facts {
+                self.report.problems.push(self.problem(
+                    name,
+                    "",
+                    0,
+                    ProblemKind::MissingFile,
+                    reason.clone(),
+                ));
+            }
+        }
+        for tensor in &metadata.tensors {
+            let kind = match tensor.cover() {
+                Cover::Exact => continue,
+                Cover::Overlapping => ProblemKind::OverlappingChunks,
+                Cover::Missing(_) | Cover::Unknown => ProblemKind::Uncovered,
+            };
+            let reason = tensor
+                .hole()
+                .unwrap_or_else(|| "some of its elements are in several of its chunks".to_owned());
+            let file = &self.found.described_by[0];
+            self.report.problems.push(self.problem(file, &tensor.name, 0, kind, reason));
+        }
+        self.items();
+        self.orphans(options)?;
+        self.report.problems.sort();
+        Ok(self.report)
+    }
+
+    fn items(&mut self) {
+        let metadata = &self.found.metadata;
+        let chunks =
+            metadata.tensors.iter().flat_map(|tensor| tensor.chunks.iter().map(move |chunk| (tensor, chunk)));
+        let chunks = chunks.map(|(tensor, chunk)| Entry {
+            name: &tensor.name,
+            item: &chunk.item,
+            chunk: Some((tensor, chunk)),
+        });
+        let objects = metadata.objects.iter().map(|object| Entry {
+            name: &object.name,
+            item: &object.item,
+            chunk: None,
+        });
+        // What lies in missing files needs no line of its own.
+        let mut entries: Vec<Entry<'_>> =
+            chunks.chain(objects).filter(|entry| self.files[entry.item.file as usize].is_ok()).collect();
+        entries.sort_by_key(|entry| (entry.item.file, entry.item.offset));
+        let headers = Headers::default();
+        let check = |entry: &Entry<'_>| Ok::<_, std::convert::Infallible>(self.check(entry, &headers));
+        let Ok(checked) = map_in_parallel(&entries, default_threads(), check);
+        let mut problems = Vec::new();
+        let mut before: Option<&Entry<'_>> = None;
+        for (entry, checked) in entries.iter().zip(&checked) {
+            if checked.has_checksums {
+                self.report.items_with_checksums += 1;
+            } else {
+                self.report.items_without += 1;
+            }
+            let file = &metadata.files[entry.item.file as usize];
+            if let Some((kind, reason)) = &checked.problem {
+                problems.push(self.problem(file, entry.name, entry.item.offset, *kind, reason.clone()));
+            }
+            // Safetensors within a file all have its beginning as their place.
+            if !checked.is_archive && !self.found.is_raw && entry.item.transforms.is_empty() {
+                continue;
+            }
+            if let Some(before) = before.filter(|before| {
+                before.item.file == entry.item.file
+                    && before.item.offset + before.item.length > entry.item.offset
+            }) && entry.item.length > 0
+            {
+                let reason = format!(
+                    "it begins before {} has ended, at byte {}",
+                    before.name,
+                    before.item.offset + before.item.length
+                );
+                problems.push(self.problem(
+                    file,
+                    entry.name,
+                    entry.item.offset,
+                    ProblemKind::OverlappingItems,
+                    reason,
+                ));
+            }
+            before = Some(entry);
+        }
+        self.report.problems.append(&mut problems);
+    }
+
+    fn check(&self, entry: &Entry<'_>, headers: &Headers) -> Checked {
+        let mut checked = Checked::default();
+        let Ok(facts) = &self.files[entry.item.file as usize] else { return checked };
+        let end = entry.item.offset + entry.item.length;
+        if end > facts.len {
+            let reason = format!("it ends at byte {end} and the file has {}; copy the file again", facts.len);
+            checked.problem = Some((ProblemKind::CutShort, reason));
+        } else if let Err(problem) = self.look_through(entry, facts, headers, &mut checked) {
+            checked.problem = Some(problem);
+        }
+        if let Some(progress) = self.progress {
+            let bytes = self.done.fetch_add(entry.item.length, Relaxed) + entry.item.length;
+            progress(ReadProgress { bytes, bytes_total: self.report.bytes, finished: Some(entry.name) });
+        }
+        checked
+    }
+
+    fn look_through(
+        &self,
+        entry: &Entry<'_>,
+        facts: &FileFacts,
+        headers: &Headers,
+        checked: &mut Checked,
+    ) -> Result<(), (ProblemKind, String)> {
+        let unreadable = |reason| (ProblemKind::Unreadable, reason);
+        let layout = |reason| (ProblemKind::Layout, reason);
+        let mut file = FileBytes::open(facts, DirectIo::Never, Vec::new()).map_err(unreadable)?;
+        let item = entry.item;
+        let range = item.offset..item.offset + item.length;
+        if !item.transforms.is_empty() {
+            let mut bytes = vec![0; item.length as usize];
+            file.read(item.offset, &mut bytes).map_err(unreadable)?;
+            let max =
+                entry.chunk.map_or(OBJECT_BYTES_MAX, |(tensor, chunk)| decoded_bytes_max(tensor, chunk));
+            let bytes = undo(&item.transforms, bytes, max).map_err(layout)?;
+            checked.is_archive = bytes.starts_with(b"PK");
+            if let Some((tensor, chunk)) = entry.chunk {
+                locate_in(tensor, chunk, &bytes).map_err(layout)?;
+            }
+            let read = |range: Range<u64>| Ok(bytes[range.start as usize..range.end as usize].to_vec());
+            checked.has_checksums = check_records(bytes.len() as u64, checked.is_archive, read)?;
+            return Ok(());
+        }
+        let is_archive = {
+            let windows = Windows::new(&mut file, range.clone()).map_err(unreadable)?;
+            windows.head.starts_with(b"PK") && !self.found.is_raw
+        };
+        checked.is_archive = is_archive;
+        if let Some((tensor, chunk)) = entry.chunk {
+            let located =
+                locate(tensor, chunk, self.found.is_raw, &mut file, facts.len, headers).map_err(layout)?;
+            if !is_archive {
+                // No checksum is known; that every byte comes is what can be seen.
+                return file.checksum(located.view.data).map(drop).map_err(unreadable);
+            }
+        } else if !is_archive {
+            return file.checksum(range).map(drop).map_err(unreadable);
+        }
+        let mut windows = Windows::new(&mut file, range.clone()).map_err(unreadable)?;
+        let zip: Result<ZipItem, Reason> =
+            ZipItem::parse(item.length, &mut |range| windows.read(range).map_err(Reason));
+        let zip = zip.map_err(|reason| layout(reason.0))?;
+        let mut records = Vec::new();
+        for record in &zip.records {
+            let data: Result<Range<u64>, Reason> =
+                record.data(&mut |range| windows.read(range).map_err(Reason));
+            records.push((record, data.map_err(|reason| layout(reason.0))?));
+        }
+        checked.has_checksums = true;
+        for (record, data) in records {
+            let found =
+                file.checksum(range.start + data.start..range.start + data.end).map_err(unreadable)?;
+            checked.has_checksums &= record.crc != 0 || record.size == 0;
+            compare_record(&record.name, record.crc, found)?;
+        }
+        Ok(())
+    }
+
+    fn orphans(&mut self, options: &OpenOptions) -> Result<()> {
+        let metadata = &self.found.metadata;
+        let mut known: HashSet<String> =
+            metadata.files.iter().chain(&self.found.described_by).cloned().collect();
+        let names = self.found.directory.names()?;
+        let is_rank_local = self.found.is_rank_local();
+        for name in &names {
+            let rank =
+                name.strip_prefix("__").and_then(|name| name.strip_suffix(".metadata")?.parse::<u32>().ok());
+            let Some(rank) = rank.filter(|_| is_rank_local) else { continue };
+            // Files of other ranks are theirs.
+            known.insert(name.clone());
+            let options = OpenOptions { rank: Some(rank), ..options.clone() };
+            if let Ok(other) = Found::open(self.found.directory.root(), &options) {
+                known.extend(other.metadata.files);
+            }
+        }
+        let is_ours = |name: &str| {
+            [".distcp", ".tmp", ".metadata"].iter().any(|end| name.ends_with(end))
+                || self.found.is_raw && name.ends_with(".safetensors")
+        };
+        for name in names.iter().filter(|name| is_ours(name) && !known.contains(*name)) {
+            let reason = "nothing in the checkpoint is stored in it: it is left from a save that was not finished, or from another checkpoint";
+            let problem = self.problem(name, "", 0, ProblemKind::OrphanFile, reason.to_owned());
+            self.report.problems.push(problem);
+        }
+        Ok(())
+    }
+
+    fn problem(&self, file: &str, item: &str, offset: u64, kind: ProblemKind, reason: String) -> Problem {
+        Problem { path: self.found.directory.root().join(file), offset, item: item.to_owned(), kind, reason }
+    }
+}
+
+/// Compares the checksums of an archive in memory. Says whether it has any.
+fn check_records(
+    len: u64,
+    is_archive: bool,
+    read: impl Fn(Range<u64>) -> Result<Vec<u8>, Reason>,
+) -> Result<bool, (ProblemKind, String)> {
+    if !is_archive {
+        return Ok(false);
+    }
+    let layout = |reason: Reason| (ProblemKind::Layout, reason.0);
+    let zip = ZipItem::parse(len, &mut |range| read(range)).map_err(layout)?;
+    let mut has_checksums = true;
+    for record in &zip.records {
+        let data = record.data(&mut |range| read(range)).map_err(layout)?;
+        has_checksums &= record.crc != 0 || record.size == 0;
+        compare_record(&record.name, record.crc, crc32fast::hash(&read(data).map_err(layout)?))?;
+    }
+    Ok(has_checksums)
+}
+
+fn compare_record(name: &str, recorded: u32, found: u32) -> Result<(), (ProblemKind, String)> {
+    // Zero stands for none.
+    let recorded = Some(recorded).filter(|&crc| crc != 0);
+    compare_crc(recorded, found).map_err(|reason| (ProblemKind::Checksum, format!("{name}: {reason}")))
+}
