@@ -12,8 +12,8 @@ pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 pub struct SafetensorsHeader {
     /// Its tensors, by name.
     pub tensors: BTreeMap<String, SafetensorsEntry>,
-    /// What its writer noted.
-    pub notes: BTreeMap<String, String>,
+    /// Where parts of larger tensors begin in those, if they are such parts.
+    pub saved_offsets: BTreeMap<String, Vec<u64>>,
     /// Bytes of the header, with the eight that say how long it is.
     pub len: u64,
 }
@@ -60,7 +60,11 @@ impl SafetensorsHeader {
         let mut header = Self { len, ..Self::default() };
         for (name, value) in values {
             match value {
-                Value::Notes(notes) if name == "__metadata__" => header.notes = notes,
+                Value::Notes(notes) if name == "__metadata__" => {
+                    let note = notes.get("DCP_SHARDING_INFO");
+                    header.saved_offsets =
+                        note.map(|note| saved_offsets(note)).transpose()?.unwrap_or_default();
+                }
                 Value::Notes(_) => return Err(format!("{name}: no tensor")),
                 Value::Tensor(stored) => {
                     let entry = stored.checked(len, total).map_err(|reason| format!("{name}: {reason}"))?;
@@ -70,18 +74,17 @@ impl SafetensorsHeader {
         }
         Ok(header)
     }
+}
 
-    /// Where parts of larger tensors begin in those, as torch notes it: a name and its offsets.
-    pub fn saved_offsets(&self) -> Result<BTreeMap<String, Vec<u64>>, String> {
-        #[derive(Deserialize)]
-        struct Saved {
-            saved_offsets: Vec<u64>,
-        }
-        let Some(note) = self.notes.get("DCP_SHARDING_INFO") else { return Ok(BTreeMap::new()) };
-        let saved: BTreeMap<String, Saved> = serde_json::from_str(note)
-            .map_err(|error| format!("DCP_SHARDING_INFO is not as torch writes it: {error}"))?;
-        Ok(saved.into_iter().map(|(name, saved)| (name, saved.saved_offsets)).collect())
+/// What torch notes of parts of larger tensors.
+fn saved_offsets(note: &str) -> Result<BTreeMap<String, Vec<u64>>, String> {
+    #[derive(Deserialize)]
+    struct Saved {
+        saved_offsets: Vec<u64>,
     }
+    let saved: BTreeMap<String, Saved> = serde_json::from_str(note)
+        .map_err(|error| format!("DCP_SHARDING_INFO is not as torch writes it: {error}"))?;
+    Ok(saved.into_iter().map(|(name, saved)| (name, saved.saved_offsets)).collect())
 }
 
 impl Stored {

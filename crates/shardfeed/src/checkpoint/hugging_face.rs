@@ -97,7 +97,7 @@ fn collect(
     file: u32,
     header: &SafetensorsHeader,
 ) -> Result<(), String> {
-    let saved = header.saved_offsets()?;
+    let saved = &header.saved_offsets;
     for (name, entry) in &header.tensors {
         let dims = entry.shape.len();
         let offsets = saved.get(name).cloned().unwrap_or_else(|| vec![0; dims]);

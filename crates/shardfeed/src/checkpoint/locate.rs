@@ -117,6 +117,15 @@ fn locate_safetensors(
             entry.dtype, entry.shape, tensor.dtype, chunk.part.sizes
         ));
     }
+    // A file keeps one part under each name, whatever the metadata say.
+    if let Some(offsets) =
+        header.saved_offsets.get(&tensor.name).filter(|offsets| **offsets != chunk.part.offsets)
+    {
+        return Err(format!(
+            "the file holds the part at {offsets:?}, not the one at {:?}: torch kept only the last of several",
+            chunk.part.offsets
+        ));
+    }
     let start = chunk.item.offset + entry.offset;
     let view = TensorView::row_major(entry.dtype, &entry.shape, start..start + entry.len);
     Ok(Located { view, crc: None })

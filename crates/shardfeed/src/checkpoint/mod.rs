@@ -38,9 +38,15 @@ mod sequential; // the same, one after another: what the other is compared with
 mod parallel; // wanted parts         -> reads on threads
 mod read; // names                    -> tensors
 mod verify; // a checkpoint           -> everything that is wrong with it
+mod number; // elements              -> numbers, and those of other types
+mod slabs; // a tensor               -> pieces that fit in little memory
+mod diff; // two checkpoints         -> what is not the same
+mod convert; // a checkpoint         -> safetensors files
 mod sample; // a small checkpoint, for the demo, the examples and the tests
 
 pub use crate::failures::{Failures, ItemFailure};
+pub use convert::{ConvertOptions, Converted, convert_checkpoint};
+pub use diff::{CheckpointDiff, Difference, DifferenceKind, diff_checkpoints};
 
 pub use opened::{Checkpoint, OpenOptions};
 pub use options::{DirectIo, ReadOptions, ReadProgress, TellProgress};

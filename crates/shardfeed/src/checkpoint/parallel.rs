@@ -8,7 +8,7 @@ use super::bytes::{BOUNCE_BYTES, FileBytes};
 use super::destination::Destinations;
 use super::locate::{Headers, Located, locate, locate_in};
 use super::opened::Checkpoint;
-use super::options::ReadProgress;
+use super::options::{ReadOptions, ReadProgress};
 use super::read::{ReadStats, check_crc, compare_crc, decoded_bytes_max};
 use super::undo::undo;
 use super::wanted::Wanted;
@@ -27,14 +27,15 @@ pub(crate) fn read(
     wanted: Vec<Wanted>,
     destinations: &Destinations<'_>,
     names: &[String],
+    options: &ReadOptions,
 ) -> Result<ReadStats, Vec<ItemFailure>> {
-    let job = Job::new(checkpoint, destinations, names);
+    let job = Job::new(checkpoint, destinations, names, options);
     // Chunks that lie over each other are read in the order in which the stock reader takes them, one after another.
     let order = file_order(checkpoint, &wanted);
     let (mut in_turn, apart): (Vec<Wanted>, Vec<Wanted>) =
         wanted.into_iter().partition(|want| checkpoint.has_overlaps(want.tensor));
     in_turn.sort_by_key(|want| order[job.chunk(want).item.file as usize]);
-    job.read(apart, job.options().num_workers)?;
+    job.read(apart, options.num_workers)?;
     for want in in_turn {
         job.read(vec![want], Some(1))?;
     }
@@ -56,6 +57,7 @@ struct Job<'a> {
     checkpoint: &'a Checkpoint,
     destinations: &'a Destinations<'a>,
     names: &'a [String],
+    options: &'a ReadOptions,
     headers: Headers,
     /// Bytes that each destination still waits for.
     left: Vec<AtomicU64>,
@@ -91,12 +93,18 @@ struct Worker {
 }
 
 impl<'a> Job<'a> {
-    fn new(checkpoint: &'a Checkpoint, destinations: &'a Destinations<'a>, names: &'a [String]) -> Self {
+    fn new(
+        checkpoint: &'a Checkpoint,
+        destinations: &'a Destinations<'a>,
+        names: &'a [String],
+        options: &'a ReadOptions,
+    ) -> Self {
         let lens = (0..names.len()).map(|index| destinations.len(index) as u64);
         let job = Self {
             checkpoint,
             destinations,
             names,
+            options,
             headers: Headers::default(),
             left: lens.clone().map(AtomicU64::new).collect(),
             bytes: AtomicU64::new(0),
@@ -111,10 +119,6 @@ impl<'a> Job<'a> {
             .filter(|&index| destinations.len(index) == 0)
             .for_each(|index| job.tell(Some(&names[index])));
         job
-    }
-
-    fn options(&self) -> &super::ReadOptions {
-        &self.checkpoint.options
     }
 
     fn chunk(&self, want: &Wanted) -> &'a StoredChunk {
@@ -144,12 +148,12 @@ impl<'a> Job<'a> {
         });
         let (whole, parts): (Vec<Item>, Vec<Item>) = items.partition(|item| self.is_whole(item));
         let pieces = self.locate(&parts, num_workers)?;
-        let (pieces, runs) = plan_runs(pieces, self.options().limits);
+        let (pieces, runs) = plan_runs(pieces, self.options.limits);
         let mut tasks = self.blocks(&whole);
         tasks.extend(runs.into_iter().map(Task::Run));
         tasks.sort_by_key(Task::place);
         let each = tasks.iter().map(|task| task.memory(&whole)).max().unwrap_or(0);
-        let budget = self.options().memory_budget.unwrap_or_else(memory_budget);
+        let budget = self.options.memory_budget.unwrap_or_else(memory_budget);
         let bytes = tasks.iter().map(Task::len).sum();
         let workers = workers_for(num_workers, tasks.len(), bytes, each, budget);
         self.workers.fetch_max(workers, Relaxed);
@@ -206,7 +210,7 @@ impl<'a> Job<'a> {
         let file = worker.open(self, item.chunk.item.file)?;
         let located =
             locate(item.tensor, item.chunk, self.checkpoint.found.is_raw, file, facts.len, &self.headers)?;
-        if self.options().verify && located.crc.is_some() {
+        if self.options.verify && located.crc.is_some() {
             compare_crc(located.crc, file.checksum(located.view.data.clone())?)?;
         }
         Ok(located)
@@ -214,7 +218,7 @@ impl<'a> Job<'a> {
 
     /// Items that are read as a whole, neighbours together.
     fn blocks(&self, items: &[Item<'_>]) -> Vec<Task> {
-        let limits = self.options().limits;
+        let limits = self.options.limits;
         let mut blocks: Vec<Task> = Vec::new();
         for (index, item) in items.iter().enumerate() {
             let stored = &item.chunk.item;
@@ -271,7 +275,7 @@ impl<'a> Job<'a> {
             return self.copy_safetensors(worker, item);
         }
         let located = locate_in(item.tensor, item.chunk, bytes)?;
-        if self.options().verify {
+        if self.options.verify {
             check_crc(&located, bytes)?;
         }
         for want in item.wanted {
@@ -351,7 +355,7 @@ impl<'a> Job<'a> {
     }
 
     fn tell(&self, finished: Option<&str>) {
-        if let Some(progress) = &self.options().progress {
+        if let Some(progress) = &self.options.progress {
             progress(ReadProgress {
                 bytes: self.bytes.load(Relaxed),
                 bytes_total: self.bytes_total,
@@ -457,7 +461,7 @@ impl Worker {
         if self.file.as_ref().is_none_or(|(open, _)| *open != number) {
             self.close(job);
             let facts = &job.checkpoint.files[number as usize];
-            let file = FileBytes::open(facts, job.options().direct_io, std::mem::take(&mut self.bounce))?;
+            let file = FileBytes::open(facts, job.options.direct_io, std::mem::take(&mut self.bounce))?;
             self.file = Some((number, file));
         }
         Ok(&mut self.file.as_mut().expect("it was just opened").1)

@@ -6,7 +6,7 @@ use super::bytes::FileBytes;
 use super::destination::Destinations;
 use super::locate::Located;
 use super::opened::Checkpoint;
-use super::options::DirectIo;
+use super::options::{DirectIo, ReadOptions};
 use super::undo::undo;
 use super::wanted::ReadPlan;
 use super::{parallel, sequential};
@@ -77,15 +77,19 @@ impl Checkpoint {
 
     /// Everything that a plan asks for, into its memory. If anything fails, all failures that were met are in the error, and what is
     /// in the memory is worth nothing.
-    pub fn read_into(&self, mut plan: ReadPlan<'_>) -> Result<ReadStats> {
+    pub fn read_into(&self, plan: ReadPlan<'_>) -> Result<ReadStats> {
+        self.read_into_with(plan, &self.options)
+    }
+
+    pub(crate) fn read_into_with(&self, mut plan: ReadPlan<'_>, options: &ReadOptions) -> Result<ReadStats> {
         let wanted = self.resolve_all(&plan)?;
         let damaged = |failures| Error::CheckpointDamaged(Failures(failures));
-        if !self.options.use_parallel {
-            return sequential::read(self, plan, &wanted).map_err(|failure| damaged(vec![failure]));
+        if !options.use_parallel {
+            return sequential::read(self, plan, &wanted, options).map_err(|failure| damaged(vec![failure]));
         }
         let names: Vec<String> = plan.wishes.iter().map(|wish| wish.name.clone()).collect();
         let destinations = Destinations::new(plan.wishes.iter_mut().map(|wish| &mut *wish.memory));
-        parallel::read(self, wanted, &destinations, &names).map_err(damaged)
+        parallel::read(self, wanted, &destinations, &names, options).map_err(damaged)
     }
 
     /// What is stored under a name that is no tensor's: the bytes that were saved, as torch would unpickle them. Nothing does that here.

@@ -3,7 +3,7 @@ use shardfeed_plan::checkpoint::Fix;
 use super::bytes::FileBytes;
 use super::locate::{Headers, Located, locate, locate_in};
 use super::opened::Checkpoint;
-use super::options::{DirectIo, ReadProgress};
+use super::options::{DirectIo, ReadOptions, ReadProgress};
 use super::read::{ReadStats, decoded_bytes_max};
 use super::undo::undo;
 use super::wanted::{ReadPlan, Wanted};
@@ -14,6 +14,7 @@ pub(crate) fn read(
     checkpoint: &Checkpoint,
     mut plan: ReadPlan<'_>,
     wanted: &[Wanted],
+    options: &ReadOptions,
 ) -> Result<ReadStats, ItemFailure> {
     let mut stats = ReadStats { workers: 1, ..ReadStats::default() };
     let bytes_total = plan.wishes.iter().map(|wish| wish.memory.len() as u64).sum();
@@ -28,9 +29,9 @@ pub(crate) fn read(
     for file in files {
         for want in wanted.iter().filter(|want| file_of(want) == file) {
             let memory = &mut *plan.wishes[want.destination as usize].memory;
-            stats.bytes_read += read_one(checkpoint, want, memory)?;
+            stats.bytes_read += read_one(checkpoint, want, memory, options.verify)?;
             stats.bytes += want.part.volume() * checkpoint.tensors()[want.tensor].dtype.bytes();
-            if let Some(progress) = &checkpoint.options.progress {
+            if let Some(progress) = &options.progress {
                 progress(ReadProgress { bytes: stats.bytes, bytes_total, finished: None });
             }
         }
@@ -38,7 +39,12 @@ pub(crate) fn read(
     Ok(stats)
 }
 
-fn read_one(checkpoint: &Checkpoint, want: &Wanted, memory: &mut [u8]) -> Result<u64, ItemFailure> {
+fn read_one(
+    checkpoint: &Checkpoint,
+    want: &Wanted,
+    memory: &mut [u8],
+    verify: bool,
+) -> Result<u64, ItemFailure> {
     let tensor = &checkpoint.tensors()[want.tensor];
     let chunk = &tensor.chunks[want.chunk];
     let facts = &checkpoint.files[chunk.item.file as usize];
@@ -60,7 +66,7 @@ fn read_one(checkpoint: &Checkpoint, want: &Wanted, memory: &mut [u8]) -> Result
         let view = shardfeed_plan::checkpoint::TensorView { data: 0..item.len() as u64, ..located.view };
         (Located { view, crc: located.crc }, item)
     };
-    if checkpoint.options.verify {
+    if verify {
         super::read::check_crc(&located, &item).map_err(fail)?;
     }
     copy(&located, &item, want, memory);

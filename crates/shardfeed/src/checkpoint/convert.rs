@@ -1,0 +1,413 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde_json::json;
+use shardfeed_plan::checkpoint::{Dtype, StoredTensor};
+
+use super::number::cast;
+use super::opened::Checkpoint;
+use super::options::{ReadOptions, ReadProgress, TellProgress};
+use super::slabs::for_each_slab;
+use super::wanted::ReadPlan;
+use crate::error::{Error, Result};
+use crate::parallel::{default_threads, map_in_parallel};
+
+/// Bytes of a tensor that a thread has in its hands.
+const SLAB_BYTES: u64 = 4 << 20;
+
+/// Bytes that all threads together may hold, if nobody says otherwise.
+const MEMORY_BYTES: u64 = 64 << 20;
+
+/// What becomes of a checkpoint.
+#[derive(Clone)]
+pub struct ConvertOptions {
+    /// Names of tensors to take, as globs (`model.*`); all if there are none.
+    pub include: Vec<String>,
+    /// Names of tensors to leave out.
+    pub exclude: Vec<String>,
+    /// What names begin with that is left off.
+    pub strip_prefix: String,
+    /// What tensors of 16, 32 and 64 bit floating-point numbers are cast to; others stay what they are.
+    pub dtype: Option<Dtype>,
+    /// Bytes of a file at most, unless a single tensor has more.
+    pub file_bytes_max: u64,
+    /// Bytes that may be held.
+    pub memory_budget: Option<u64>,
+    /// Is told how far it is.
+    pub progress: Option<TellProgress>,
+}
+
+impl Default for ConvertOptions {
+    fn default() -> Self {
+        Self {
+            include: Vec::new(),
+            exclude: Vec::new(),
+            strip_prefix: String::new(),
+            dtype: None,
+            file_bytes_max: 5_000_000_000,
+            memory_budget: None,
+            progress: None,
+        }
+    }
+}
+
+/// What was written.
+#[derive(Clone, Debug, Default)]
+pub struct Converted {
+    /// Names of the files.
+    pub files: Vec<String>,
+    /// Tensors in them.
+    pub tensors: usize,
+    /// Tensors that were left out.
+    pub tensors_left_out: usize,
+    /// Objects, which safetensors files cannot hold.
+    pub objects_left_out: usize,
+    /// Bytes of all tensors.
+    pub bytes: u64,
+}
+
+/// Writes the tensors of a checkpoint as safetensors files into a new directory, which appears when it is complete.
+pub fn convert_checkpoint(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    options: &ConvertOptions,
+) -> Result<Converted> {
+    if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
+        return Err(Error::Invalid(format!(
+            "{}: it is there already; remove it, or name another directory",
+            out.display()
+        )));
+    }
+    let chosen = choose(checkpoint, options)?;
+    let files = distribute(chosen, options.file_bytes_max);
+    let mut converted = Converted {
+        files: file_names(files.len()),
+        tensors: files.iter().map(Vec::len).sum(),
+        objects_left_out: checkpoint.objects().len(),
+        bytes: files.iter().flatten().map(Chosen::bytes).sum(),
+        ..Converted::default()
+    };
+    converted.tensors_left_out = checkpoint.tensors().len() - converted.tensors;
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).map_err(|error| Error::io(parent, "create it", error))?;
+    let name = out
+        .file_name()
+        .ok_or_else(|| Error::Invalid(format!("{}: no name for a directory", out.display())))?;
+    let unfinished =
+        Unfinished(parent.join(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id())));
+    std::fs::create_dir_all(&unfinished.0).map_err(|error| Error::io(&unfinished.0, "create it", error))?;
+    Writer { checkpoint, options, done: AtomicU64::new(0), bytes: converted.bytes }.write(
+        &unfinished.0,
+        &converted.files,
+        &files,
+    )?;
+    if files.len() > 1 {
+        write_index(&unfinished.0, &converted, &files)?;
+    }
+    // An empty directory may be there; anything else stays.
+    let moved = std::fs::remove_dir(out).or_else(|error| if out.exists() { Err(error) } else { Ok(()) });
+    moved
+        .and_then(|()| std::fs::rename(&unfinished.0, out))
+        .map_err(|error| Error::io(out, "put the result there", error))?;
+    sync_directory(parent)?;
+    Ok(converted)
+}
+
+/// A tensor, what it will be called, and what it will be.
+struct Chosen<'a> {
+    tensor: &'a StoredTensor,
+    name: String,
+    dtype: Dtype,
+}
+
+impl Chosen<'_> {
+    fn bytes(&self) -> u64 {
+        self.tensor.shape.iter().product::<u64>() * self.dtype.bytes()
+    }
+
+    /// Pieces of a tensor. What has to be decompressed as a whole is read as a whole.
+    fn pieces(&self, each: &mut impl FnMut(Vec<Range<u64>>)) {
+        let tensor = self.tensor;
+        if tensor.chunks.iter().any(|chunk| !chunk.item.transforms.is_empty()) {
+            for chunk in tensor.chunks.iter().filter(|chunk| chunk.part.volume() > 0) {
+                each(
+                    (0..tensor.shape.len()).map(|dim| chunk.part.offsets[dim]..chunk.part.end(dim)).collect(),
+                );
+            }
+            return;
+        }
+        let whole: Vec<Range<u64>> = tensor.shape.iter().map(|&size| 0..size).collect();
+        for_each_slab(&whole, tensor.dtype.bytes(), SLAB_BYTES, &mut |ranges| each(ranges.to_vec()));
+    }
+}
+
+fn choose<'a>(checkpoint: &'a Checkpoint, options: &ConvertOptions) -> Result<Vec<Chosen<'a>>> {
+    let patterns = |texts: &[String]| -> Result<Vec<glob::Pattern>> {
+        let parse = |text: &String| glob::Pattern::new(text);
+        texts
+            .iter()
+            .map(|text| {
+                parse(text).map_err(|error| Error::Glob { pattern: text.clone(), reason: error.to_string() })
+            })
+            .collect()
+    };
+    let (include, exclude) = (patterns(&options.include)?, patterns(&options.exclude)?);
+    let mut chosen = Vec::new();
+    let mut names = BTreeSet::new();
+    for tensor in checkpoint.tensors() {
+        let name = &tensor.name;
+        let is_in = include.is_empty() || include.iter().any(|pattern| pattern.matches(name));
+        if !is_in || exclude.iter().any(|pattern| pattern.matches(name)) {
+            continue;
+        }
+        let dtype = options.dtype.filter(|_| tensor.dtype.is_float()).unwrap_or(tensor.dtype);
+        if dtype.safetensors_name().is_none() {
+            return Err(Error::Invalid(format!(
+                "{name}: safetensors files cannot hold {dtype}; leave it out (exclude), or keep the checkpoint as it is"
+            )));
+        }
+        let new = name.strip_prefix(&options.strip_prefix).unwrap_or(name).to_owned();
+        if new == "__metadata__" || !names.insert(new.clone()) {
+            return Err(Error::Invalid(format!(
+                "{name}: two tensors would be called {new}, or it is a name that the format keeps for itself"
+            )));
+        }
+        chosen.push(Chosen { tensor, name: new, dtype });
+    }
+    if chosen.is_empty() {
+        return Err(Error::Invalid(format!(
+            "{}: none of its {} tensors is chosen",
+            checkpoint.path().display(),
+            checkpoint.tensors().len()
+        )));
+    }
+    Ok(chosen)
+}
+
+/// Which tensors share a file: as they were saved, as many as fit. Within a file those of wide elements come first, so that all of them
+/// lie at places that suit them.
+fn distribute(chosen: Vec<Chosen<'_>>, bytes_max: u64) -> Vec<Vec<Chosen<'_>>> {
+    let mut files: Vec<Vec<Chosen<'_>>> = Vec::new();
+    let mut filled = 0;
+    for tensor in chosen {
+        let bytes = tensor.bytes();
+        match files.last_mut() {
+            Some(file) if filled + bytes <= bytes_max => {
+                filled += bytes;
+                file.push(tensor);
+            }
+            _ => {
+                filled = bytes;
+                files.push(vec![tensor]);
+            }
+        }
+    }
+    for file in &mut files {
+        file.sort_by(|one, other| {
+            other.dtype.bytes().cmp(&one.dtype.bytes()).then(one.name.cmp(&other.name))
+        });
+    }
+    files
+}
+
+fn file_names(count: usize) -> Vec<String> {
+    match count {
+        1 => vec!["model.safetensors".to_owned()],
+        _ => (1..=count).map(|number| format!("model-{number:05}-of-{count:05}.safetensors")).collect(),
+    }
+}
+
+/// The eight bytes of its length, and the header.
+fn header(tensors: &[Chosen<'_>]) -> Vec<u8> {
+    let mut entries = serde_json::Map::new();
+    entries.insert("__metadata__".to_owned(), json!({"format": "pt"}));
+    let mut at = 0;
+    for chosen in tensors {
+        let mut shape = chosen.tensor.shape.clone();
+        // The format counts elements of four bits, torch counts pairs of them.
+        if let (Dtype::Float4E2m1fnX2, Some(last)) = (chosen.dtype, shape.last_mut()) {
+            *last *= 2;
+        }
+        let end = at + chosen.bytes();
+        let entry =
+            json!({"dtype": chosen.dtype.safetensors_name(), "shape": shape, "data_offsets": [at, end]});
+        entries.insert(chosen.name.clone(), entry);
+        at = end;
+    }
+    let mut json = serde_json::Value::Object(entries).to_string().into_bytes();
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.append(&mut json);
+    bytes
+}
+
+fn write_index(directory: &Path, converted: &Converted, files: &[Vec<Chosen<'_>>]) -> Result<()> {
+    let named = files.iter().zip(&converted.files);
+    let map: BTreeMap<&str, &str> = named
+        .flat_map(|(tensors, file)| tensors.iter().map(|chosen| (chosen.name.as_str(), file.as_str())))
+        .collect();
+    let index = json!({"metadata": {"total_size": converted.bytes}, "weight_map": map});
+    let path = directory.join("model.safetensors.index.json");
+    let text = serde_json::to_string_pretty(&index).map_err(|error| Error::Invalid(error.to_string()))?;
+    let write = || {
+        std::fs::write(&path, text)?;
+        File::open(&path)?.sync_all()
+    };
+    write().map_err(|error| Error::io(&path, "write it", error))
+}
+
+/// A directory that goes away unless it was renamed.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // After the rename there is nothing; if it cannot be removed, its name says what it is.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Writer<'a> {
+    checkpoint: &'a Checkpoint,
+    options: &'a ConvertOptions,
+    done: AtomicU64,
+    bytes: u64,
+}
+
+/// A piece of a tensor that one thread reads and writes.
+struct Slab<'a> {
+    chosen: &'a Chosen<'a>,
+    ranges: Vec<Range<u64>>,
+    file: &'a File,
+    path: &'a Path,
+    /// Where the tensor begins in the file.
+    start: u64,
+}
+
+impl Writer<'_> {
+    fn write(&self, directory: &Path, names: &[String], files: &[Vec<Chosen<'_>>]) -> Result<()> {
+        let mut opened = Vec::new();
+        for (name, tensors) in names.iter().zip(files) {
+            let path = directory.join(name);
+            let header = header(tensors);
+            let bytes: u64 = tensors.iter().map(Chosen::bytes).sum();
+            let create = || {
+                let file = File::create_new(&path)?;
+                file.set_len(header.len() as u64 + bytes)?;
+                file.write_all_at(&header, 0)?;
+                Ok(file)
+            };
+            let file = create().map_err(|error| Error::io(&path, "write it", error))?;
+            opened.push((path, file, header.len() as u64));
+        }
+        let mut slabs = Vec::new();
+        for ((path, file, header), tensors) in opened.iter().zip(files) {
+            let mut start = *header;
+            for chosen in tensors {
+                chosen.pieces(&mut |ranges| slabs.push(Slab { chosen, ranges, file, path, start }));
+                start += chosen.bytes();
+            }
+        }
+        // A slab as it was, as it will be, and what reading it takes.
+        let budget = self.options.memory_budget.unwrap_or(MEMORY_BYTES);
+        let threads = default_threads().min((budget / (4 * SLAB_BYTES)).max(1) as usize);
+        map_in_parallel(&slabs, threads, |slab| self.copy(slab))?;
+        for (path, file, _) in &opened {
+            file.sync_all().map_err(|error| Error::io(path, "write it", error))?;
+        }
+        sync_directory(directory)
+    }
+
+    fn copy(&self, slab: &Slab<'_>) -> Result<()> {
+        let (tensor, dtype) = (slab.chosen.tensor, slab.chosen.dtype);
+        let count: u64 = slab.ranges.iter().map(|range| range.end - range.start).product();
+        let mut bytes = vec![0; (count * tensor.dtype.bytes()) as usize];
+        let mut plan = ReadPlan::new();
+        plan.read_slice(&tensor.name, &slab.ranges, &mut bytes);
+        let options = ReadOptions { num_workers: Some(1), ..self.checkpoint.options.clone() };
+        self.checkpoint.read_into_with(plan, &options)?;
+        if dtype != tensor.dtype {
+            let mut numbers = Vec::new();
+            cast(&bytes, tensor.dtype, dtype, &mut numbers);
+            bytes = numbers;
+        }
+        let failed = |error| Error::io(slab.path, "write it", error);
+        for (at, part) in rows(&tensor.shape, &slab.ranges, dtype.bytes(), &bytes) {
+            slab.file.write_all_at(part, slab.start + at).map_err(failed)?;
+        }
+        let done = self.done.fetch_add(bytes.len() as u64, Relaxed) + bytes.len() as u64;
+        if let Some(progress) = &self.options.progress {
+            progress(ReadProgress { bytes: done, bytes_total: self.bytes, finished: None });
+        }
+        Ok(())
+    }
+}
+
+/// Blocks of a box that lie together in its tensor, each with its place there.
+fn rows<'a>(
+    shape: &[u64],
+    ranges: &[Range<u64>],
+    element: u64,
+    bytes: &'a [u8],
+) -> impl Iterator<Item = (u64, &'a [u8])> {
+    let size = |dim: usize| ranges[dim].end - ranges[dim].start;
+    // Everything after the last dimension that is cut lies together, and so do the rows of that one.
+    let cut = (0..shape.len()).rev().find(|&dim| size(dim) != shape[dim]).unwrap_or(0);
+    let len = (cut..shape.len()).map(size).product::<u64>() * element;
+    let count = (0..cut.min(shape.len())).map(size).product::<u64>();
+    let (shape, ranges) = (shape.to_vec(), ranges.to_vec());
+    (0..count).map(move |row| {
+        let (mut rest, mut at, mut stride) = (row, 0, element);
+        for dim in (0..shape.len()).rev() {
+            let size = ranges[dim].end - ranges[dim].start;
+            let index = if dim >= cut { 0 } else { rest % size };
+            if dim < cut {
+                rest /= size;
+            }
+            at += (ranges[dim].start + index) * stride;
+            stride *= shape[dim];
+        }
+        (at, &bytes[(row * len) as usize..((row + 1) * len) as usize])
+    })
+}
+
+fn sync_directory(path: &Path) -> Result<()> {
+    let sync = || File::open(path)?.sync_all();
+    sync().map_err(|error| Error::io(path, "write it", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boxes_are_written_where_their_elements_belong() {
+        let shape = [3_u64, 4, 5];
+        for ranges in [
+            [0..3, 0..4, 0..5],
+            [1..2, 0..4, 0..5],
+            [0..3, 1..3, 0..5],
+            [1..3, 2..4, 1..4],
+            [2..3, 3..4, 4..5],
+        ] {
+            let inside = |dim: usize, index: u64| ranges[dim].contains(&index);
+            let wanted: Vec<u8> = (0..60)
+                .filter(|&element| {
+                    inside(0, element / 20) && inside(1, element / 5 % 4) && inside(2, element % 5)
+                })
+                .map(|element| element as u8)
+                .collect();
+            for (at, part) in rows(&shape, &ranges, 1, &wanted) {
+                assert_eq!(part, (at as u8..at as u8 + part.len() as u8).collect::<Vec<_>>(), "{ranges:?}");
+            }
+            assert_eq!(
+                rows(&shape, &ranges, 1, &wanted).map(|(_, part)| part.len()).sum::<usize>(),
+                wanted.len()
+            );
+        }
+        assert_eq!(rows(&[], &[], 4, &[1, 2, 3, 4]).collect::<Vec<_>>(), [(0, &[1, 2, 3, 4][..])]);
+    }
+}

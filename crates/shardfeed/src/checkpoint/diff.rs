@@ -1,0 +1,248 @@
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use shardfeed_plan::checkpoint::{Dtype, Fix, StoredTensor};
+
+use super::bytes::FileBytes;
+use super::locate::{Headers, locate};
+use super::number::for_each_number;
+use super::opened::Checkpoint;
+use super::options::{DirectIo, ReadProgress, TellProgress};
+use super::slabs::for_each_slab;
+use crate::error::Result;
+use crate::parallel::{default_threads, map_in_parallel};
+
+/// Bytes of a tensor that are compared at a time.
+const SLAB_BYTES: u64 = 8 << 20;
+
+/// How two checkpoints differ.
+#[derive(Clone, Debug, Default)]
+pub struct CheckpointDiff {
+    /// Everything that is not the same, by name.
+    pub differences: Vec<Difference>,
+    /// Tensors and objects that are the same.
+    pub same: usize,
+    /// How many of those were seen to be so by checksums that were stored with them, without reading them.
+    pub same_by_checksum: usize,
+}
+
+/// Something that two checkpoints do not have in common.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    /// The tensor or object.
+    pub name: String,
+    /// What is different.
+    pub what: DifferenceKind,
+}
+
+/// What can be different.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DifferenceKind {
+    /// Only the first has it.
+    OnlyInFirst,
+    /// Only the second has it.
+    OnlyInSecond,
+    /// Types or shapes differ: those of the first, those of the second.
+    Form(String, String),
+    /// Elements differ.
+    Elements {
+        /// How many.
+        different: u64,
+        /// Of how many.
+        of: u64,
+        /// The largest distance, where both are numbers.
+        largest: f64,
+        /// The largest distance in relation to the larger of the two.
+        largest_relative: f64,
+    },
+    /// Bytes of an object differ.
+    Bytes,
+}
+
+/// Compares two checkpoints: by stored checksums where both have them for the same chunks, otherwise by what they hold.
+pub fn diff_checkpoints(
+    first: &Checkpoint,
+    second: &Checkpoint,
+    progress: Option<&TellProgress>,
+) -> Result<CheckpointDiff> {
+    let mut diff = CheckpointDiff::default();
+    let mut differ = |name: &str, what| diff.differences.push(Difference { name: name.to_owned(), what });
+    let mut common = Vec::new();
+    for tensor in first.tensors() {
+        match second.tensor(&tensor.name) {
+            None => differ(&tensor.name, DifferenceKind::OnlyInFirst),
+            Some(other) if (other.dtype, &other.shape) != (tensor.dtype, &tensor.shape) => {
+                differ(&tensor.name, DifferenceKind::Form(form(tensor), form(other)));
+            }
+            Some(other) => common.push((tensor, other)),
+        }
+    }
+    let news = second.tensors().iter().filter(|tensor| first.tensor(&tensor.name).is_none());
+    news.for_each(|tensor| differ(&tensor.name, DifferenceKind::OnlyInSecond));
+    let bytes_total = common.iter().map(|(tensor, _)| tensor.bytes()).sum();
+    let bytes = std::sync::atomic::AtomicU64::new(0);
+    let compared = map_in_parallel(&common, default_threads(), |(one, other)| {
+        let outcome = compare(first, one, second, other)?;
+        if let Some(progress) = progress {
+            let bytes = bytes.fetch_add(one.bytes(), std::sync::atomic::Ordering::Relaxed) + one.bytes();
+            progress(ReadProgress { bytes, bytes_total, finished: Some(&one.name) });
+        }
+        Ok::<_, crate::Error>(outcome)
+    })?;
+    for ((tensor, _), outcome) in common.iter().zip(compared) {
+        match outcome {
+            Outcome::SameByChecksum => diff.same_by_checksum += 1,
+            Outcome::Same => {}
+            Outcome::Different(what) => {
+                diff.differences.push(Difference { name: tensor.name.clone(), what });
+                continue;
+            }
+        }
+        diff.same += 1;
+    }
+    objects(first, second, &mut diff)?;
+    diff.differences.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(diff)
+}
+
+fn form(tensor: &StoredTensor) -> String {
+    format!("{} {:?}", tensor.dtype, tensor.shape)
+}
+
+fn objects(first: &Checkpoint, second: &Checkpoint, diff: &mut CheckpointDiff) -> Result<()> {
+    let names = |checkpoint: &Checkpoint| {
+        checkpoint.objects().iter().map(|object| object.name.clone()).collect::<BTreeSet<_>>()
+    };
+    let (one, other) = (names(first), names(second));
+    for name in one.union(&other) {
+        let what = match (one.contains(name), other.contains(name)) {
+            (true, false) => DifferenceKind::OnlyInFirst,
+            (false, true) => DifferenceKind::OnlyInSecond,
+            // Archives hold a number that differs from save to save, after the pickle.
+            _ if content(&first.read_object(name)?) == content(&second.read_object(name)?) => {
+                diff.same += 1;
+                continue;
+            }
+            _ => DifferenceKind::Bytes,
+        };
+        diff.differences.push(Difference { name: name.clone(), what });
+    }
+    Ok(())
+}
+
+/// What an object says: records of its archive but those that say how it was written, or its bytes if it is none.
+fn content(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
+    use super::locate::Reason;
+    use shardfeed_plan::checkpoint::ZipItem;
+    let read = |range: Range<u64>| Ok::<_, Reason>(bytes[range.start as usize..range.end as usize].to_vec());
+    let records = || -> Result<Vec<(String, Vec<u8>)>, Reason> {
+        let zip = ZipItem::parse(bytes.len() as u64, &mut |range| read(range))?;
+        let said = zip.records.iter().filter_map(|record| Some((record, record.name.split_once('/')?.1)));
+        said.filter(|(_, name)| *name == "data.pkl" || name.starts_with("data/") || *name == "byteorder")
+            .map(|(record, name)| Ok((name.to_owned(), read(record.data(&mut |range| read(range))?)?)))
+            .collect()
+    };
+    records().unwrap_or_else(|_| vec![(String::new(), bytes.to_vec())])
+}
+
+enum Outcome {
+    SameByChecksum,
+    Same,
+    Different(DifferenceKind),
+}
+
+fn compare(
+    first: &Checkpoint,
+    one: &StoredTensor,
+    second: &Checkpoint,
+    other: &StoredTensor,
+) -> Result<Outcome> {
+    if let (Some(sums), Some(others)) = (checksums(first, one), checksums(second, other))
+        && sums == others
+    {
+        return Ok(Outcome::SameByChecksum);
+    }
+    let part: Vec<Range<u64>> = one.shape.iter().map(|&size| 0..size).collect();
+    let mut slabs = Vec::new();
+    for_each_slab(&part, one.dtype.bytes(), SLAB_BYTES, &mut |ranges| slabs.push(ranges.to_vec()));
+    let mut distance = Distance::default();
+    for ranges in slabs {
+        distance.add(
+            one.dtype,
+            &first.read_slice(&one.name, &ranges)?.bytes,
+            &second.read_slice(&one.name, &ranges)?.bytes,
+        );
+    }
+    if distance.different == 0 {
+        return Ok(Outcome::Same);
+    }
+    Ok(Outcome::Different(DifferenceKind::Elements {
+        different: distance.different,
+        of: one.shape.iter().product(),
+        largest: distance.largest,
+        largest_relative: distance.largest_relative,
+    }))
+}
+
+/// The checksum of each chunk with how it lies, if every chunk has one and its bytes are its numbers.
+fn checksums(checkpoint: &Checkpoint, tensor: &StoredTensor) -> Option<Vec<String>> {
+    let headers = Headers::default();
+    let mut sums = Vec::new();
+    for chunk in &tensor.chunks {
+        if !chunk.item.transforms.is_empty() {
+            return None;
+        }
+        let facts = &checkpoint.files[chunk.item.file as usize];
+        let mut file = FileBytes::open(facts, DirectIo::Never, Vec::new()).ok()?;
+        let located = locate(tensor, chunk, checkpoint.found.is_raw, &mut file, facts.len, &headers).ok()?;
+        let view = &located.view;
+        if Fix::of(view).is_some() {
+            return None;
+        }
+        let len = view.data.end - view.data.start;
+        sums.push(format!("{:?} {:?} {} {len} {:08x}", chunk.part, view.strides, view.start, located.crc?));
+    }
+    sums.sort_unstable();
+    Some(sums)
+}
+
+#[derive(Default)]
+struct Distance {
+    different: u64,
+    largest: f64,
+    largest_relative: f64,
+}
+
+impl Distance {
+    fn add(&mut self, dtype: Dtype, one: &[u8], other: &[u8]) {
+        if one == other {
+            return;
+        }
+        let bytes = dtype.bytes() as usize;
+        for (one, other) in one.chunks_exact(bytes).zip(other.chunks_exact(bytes)) {
+            if one == other {
+                continue;
+            }
+            self.different += 1;
+            let (mut ones, mut others) = ([0.0; 2], [0.0; 2]);
+            collect(dtype, one, &mut ones);
+            collect(dtype, other, &mut others);
+            for (one, other) in ones.into_iter().zip(others) {
+                let distance = (one - other).abs();
+                let scale = one.abs().max(other.abs());
+                // What is no number has no distance; `max` leaves it out.
+                self.largest = self.largest.max(distance);
+                self.largest_relative =
+                    self.largest_relative.max(if scale > 0.0 { distance / scale } else { 0.0 });
+            }
+        }
+    }
+}
+
+fn collect(dtype: Dtype, element: &[u8], into: &mut [f64; 2]) {
+    let mut index = 0;
+    for_each_number(dtype, element, |number| {
+        into[index] = number;
+        index += 1;
+    });
+}
