@@ -207,7 +207,8 @@ fn read_if_there(path: &Path) -> Result<Option<StreamState>, Failure> {
 }
 
 /// "512M" as a number.
-fn bytes(text: &str) -> Result<u64, String> {
+/// A number of bytes, with or without a unit.
+pub fn bytes(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text
         .trim_end_matches(['B', 'i'])
         .split_at_checked(text.trim_end_matches(['B', 'i']).len().saturating_sub(1))

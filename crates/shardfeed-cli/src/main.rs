@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod args; // what people type          -> a loader
+mod svg; // shapes                     -> XML
 mod output; // rows of a table, JSON   -> the terminal
 mod stop; // Ctrl-C                    -> a flag
 mod digest; // a batch                 -> a number that tells it from others
@@ -12,6 +13,7 @@ mod explain; // shardfeed data explain
 mod verify; // shardfeed data verify
 mod bench; // shardfeed data bench
 mod workers; // shardfeed workers
+mod ckpt; // shardfeed ckpt
 mod demo; // shardfeed demo
 
 use std::process::ExitCode;
@@ -35,6 +37,10 @@ enum Verb {
     /// Show the workers of a job that is coordinated on etcd: rank, status, position, samples a second, last heartbeat,
     /// lease, what they took over. Kept up to date until Ctrl-C.
     Workers(workers::WorkersArgs),
+    /// Look at a distributed checkpoint, check, compare and convert it: PyTorch's .distcp files, or safetensors. Needs no torch,
+    /// and executes nothing that is in it.
+    #[command(subcommand)]
+    Ckpt(CkptVerb),
     /// Look at a data set and stream it.
     #[command(subcommand)]
     Data(DataVerb),
@@ -60,6 +66,21 @@ enum DataVerb {
     Bench(bench::BenchArgs),
 }
 
+#[derive(Subcommand)]
+enum CkptVerb {
+    /// Show what is in a checkpoint: a tree of names with dtypes, shapes, bytes and files.
+    Inspect(ckpt::inspect::InspectArgs),
+    /// Read every byte and list every problem: sizes, coverage, overlaps, checksums, files that are missing or left over.
+    Verify(ckpt::verify::VerifyArgs),
+    /// Tell which tensors of two checkpoints differ, and by how much; by stored checksums where both have them.
+    Diff(ckpt::diff::DiffArgs),
+    /// Write tensors as safetensors files: some of them, under shorter names, cast, several files with an index. Holds little
+    /// memory, however large the checkpoint.
+    Convert(ckpt::convert::ConvertArgs),
+    /// Measure this reader, in sequence and on several threads, beside plain parallel reads of as many bytes in the same run.
+    Bench(ckpt::bench::BenchArgs),
+}
+
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 a promise or the data does not hold; 2 the command is wrong; \
                           3 the data, or the coordinator, cannot be read; 4 the state is refused; 130 stopped by Ctrl-C (`stream` saves its state).";
 
@@ -67,6 +88,11 @@ fn main() -> ExitCode {
     let done = match Cli::parse().verb {
         Verb::Demo(args) => demo::run(&args),
         Verb::Workers(args) => workers::run(&args),
+        Verb::Ckpt(CkptVerb::Inspect(args)) => ckpt::inspect::run(&args),
+        Verb::Ckpt(CkptVerb::Verify(args)) => ckpt::verify::run(&args),
+        Verb::Ckpt(CkptVerb::Diff(args)) => ckpt::diff::run(&args),
+        Verb::Ckpt(CkptVerb::Convert(args)) => ckpt::convert::run(&args),
+        Verb::Ckpt(CkptVerb::Bench(args)) => ckpt::bench::run(&args),
         Verb::Data(DataVerb::Scan(args)) => scan::run(&args),
         Verb::Data(DataVerb::Plan(args)) => plan::run(&args),
         Verb::Data(DataVerb::Stream(args)) => stream::run(&args),

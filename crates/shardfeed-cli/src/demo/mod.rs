@@ -8,12 +8,13 @@ use crate::args::Failure;
 use crate::output::{say, scan_bar, table};
 
 mod job; // ranks as processes of their own -> steps, states
+mod checkpoint; // a checkpoint of torch -> looked at, checked, converted, damaged
 mod takeover; // workers in threads     -> one is killed, the others go on
 mod promises; // what is checked
 
 #[derive(Args, Debug)]
 pub struct DemoArgs {
-    /// Leave the data set in DIR/data, to try other commands on. DIR must be new.
+    /// Leave the data set in DIR/data and a checkpoint in DIR/checkpoint, to try other commands on. DIR must be new.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
     /// One JSON object instead of a table.
@@ -61,7 +62,11 @@ pub fn run(args: &DemoArgs) -> Result<ExitCode, Failure> {
         })?;
     }
     if let (false, Some(dir)) = (args.json, &args.keep) {
-        say(&format!("The data set is in {}.\n", dir.join("data").display()))?;
+        say(&format!(
+            "The data set is in {}, the checkpoint in {}.\n",
+            dir.join("data").display(),
+            dir.join("checkpoint").display()
+        ))?;
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

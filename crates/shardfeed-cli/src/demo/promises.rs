@@ -10,7 +10,7 @@ use shardfeed::{
 
 use super::Check;
 use super::job::{Job, Step};
-use super::takeover;
+use super::{checkpoint, takeover};
 use crate::args::Failure;
 use crate::digest::{batch_digest, input_tokens, label_tokens, token_digest};
 use crate::output::thousands;
@@ -22,7 +22,7 @@ const SEED: u64 = 7;
 /// Makes the data set and checks every promise over it, in order.
 pub fn check_all(dir: &Path, scratch: &Path, bar: &ProgressBar) -> Result<Vec<Check>, Failure> {
     let demo = Demo::make(dir, scratch)?;
-    let promises: [Promise; 12] = [
+    let promises: [Promise; 14] = [
         ("every token exactly once an epoch", Demo::every_token_once),
         ("every token but a row's first is a label once", Demo::every_label_once),
         ("packing \"pad\": every row exactly once", Demo::every_row_once),
@@ -35,6 +35,12 @@ pub fn check_all(dir: &Path, scratch: &Path, bar: &ProgressBar) -> Result<Vec<Ch
         ("a damaged state is refused", Demo::damaged_state),
         ("file by file: each file has one owner, a restart loses nothing", Demo::file_by_file),
         ("a worker is killed: the others take over, every row once", |demo| takeover::check(&demo.data)),
+        ("a checkpoint of torch is read and converted, without torch", |demo| {
+            checkpoint::check_reading(&demo.dir)
+        }),
+        ("a flipped byte in it is found and named", |demo| {
+            checkpoint::check_damage(&demo.dir, &demo.scratch)
+        }),
     ];
     bar.set_length(promises.len() as u64);
     let mut checks = Vec::new();
@@ -67,6 +73,8 @@ pub(super) fn ensure(holds: bool, otherwise: &str) -> Result<(), Wrong> {
 }
 
 struct Demo {
+    /// What may be kept goes here.
+    dir: PathBuf,
     /// States of jobs go here.
     scratch: PathBuf,
     data: PathBuf,
@@ -83,7 +91,8 @@ impl Demo {
         let sample = SampleData { files: 12, rows_per_file: 500, row_tokens_max: 300, seed: 1, options };
         write_sample(&data, &sample)?;
         let (rows, _) = scan(&(&data).into(), &ScanOptions::default())?;
-        let mut demo = Self { scratch: scratch.to_owned(), data, rows, reference: Vec::new() };
+        let mut demo =
+            Self { dir: dir.to_owned(), scratch: scratch.to_owned(), data, rows, reference: Vec::new() };
         demo.reference = steps_of(&mut demo.loader().build()?)?;
         Ok(demo)
     }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use shardfeed::PlanReport;
 
 use super::Told;
-use super::svg::{Anchor, FAINT, INK, Style, Svg, fit, width_of};
 use crate::output::thousands;
+use crate::svg::{Anchor, FAINT, INK, Style, Svg, fit, width_of};
 
 /// Lanes that are drawn; of more than [`LANES_WHOLE`], only as many as can be told apart.
 const LANES_WHOLE: u32 = 64;

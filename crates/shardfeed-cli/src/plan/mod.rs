@@ -1,7 +1,6 @@
 //! `shardfeed data plan`: what a job would read and hold, from the manifest alone.
 
 mod text; // a plan      -> tables, JSON
-mod svg; // shapes       -> XML
 mod panels; // figures   -> charts
 mod line; // the line    -> strips of row groups and lanes
 mod picture; // a plan   -> one picture of all

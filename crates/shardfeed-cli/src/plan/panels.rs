@@ -1,7 +1,7 @@
 //! Charts: figures in, shapes out.
 
-use super::svg::{Anchor, FAINT, GREY, INK, Style, Svg, fit, width_of};
 use crate::output::{bytes_text, thousands};
+use crate::svg::{Anchor, FAINT, GREY, INK, Style, Svg, fit, width_of};
 
 pub const GOOD: &str = "#2e8b57";
 pub const BAD: &str = "#d1495b";

@@ -2,9 +2,9 @@ use shardfeed::{PlanError, PlanReport, StreamSettings};
 
 use super::Told;
 use super::panels::{self, Bars, COLUMN, Curve, Gauge, Stack};
-use super::svg::{Anchor, GREY, Style, Svg, fit};
 use super::text::{basis_text, measured_text, ranks_text, tail_text};
 use crate::output::{bytes_text, thousands};
+use crate::svg::{Anchor, GREY, Style, Svg, fit};
 
 const WIDTH: f64 = 1200.0;
 const MARGIN: f64 = 40.0;
