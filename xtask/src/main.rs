@@ -25,7 +25,9 @@ mod run;
 mod source;
 mod steps;
 mod system;
+
 mod tokens;
+mod torch;
 mod tree;
 
 use std::process::ExitCode;

@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::files;
 use crate::source;
 use crate::system;
+use crate::torch;
 use crate::tree;
 
 /// One check.
@@ -32,13 +33,15 @@ pub(crate) enum Outcome {
 }
 
 /// All of them.
-pub(crate) const ALL: [Step; 10] = [
+pub(crate) const ALL: [Step; 12] = [
     Step { name: "tools", about: "etcd and protoc are here, or are installed", run: tools },
     Step { name: "format", about: "every file is as rustfmt leaves it", run: format },
     Step { name: "clippy", about: "no lint has anything to say", run: clippy },
     Step { name: "tests", about: "unit and integration tests", run: tests },
+    Step { name: "torch", about: "what torch saves is read as torch reads it", run: torch },
     Step { name: "doctests", about: "the examples in the documentation run", run: doctests },
     Step { name: "benches", about: "each benchmark still runs, once and unmeasured", run: benches },
+    Step { name: "examples", about: "examples that need a larger library run", run: examples },
     Step { name: "rustdoc", about: "the documentation builds without a warning", run: rustdoc },
     Step { name: "dependencies", about: "no crate depends on what it must not", run: dependencies },
     Step {
@@ -79,6 +82,21 @@ fn clippy(setting: &Setting) -> Result<Outcome, Failure> {
 fn tests(setting: &Setting) -> Result<Outcome, Failure> {
     let nextest = Command::cargo(&["nextest", "--version"]).probe(&setting.root).is_some();
     held(setting, &test_command(nextest, setting.long))
+}
+
+fn torch(setting: &Setting) -> Result<Outcome, Failure> {
+    torch::ready(&setting.root)?;
+    let command =
+        Command::cargo(&["test", "--package", LIBRARY, "--test", "checkpoint", "--all-features", "--locked"])
+            .set("SHARDFEED_MATRIX", torch::MATRIX_FROM_A_CRATE);
+    let command = if setting.long { command.with(&["--release"]) } else { command };
+    held(setting, &command.with(&["--", "--ignored", "--nocapture"]))
+}
+
+fn examples(setting: &Setting) -> Result<Outcome, Failure> {
+    let manifest = "examples/into_candle/Cargo.toml";
+    let target = "target/examples";
+    held(setting, &Command::cargo(&["run", "--locked", "--manifest-path", manifest, "--target-dir", target]))
 }
 
 fn doctests(setting: &Setting) -> Result<Outcome, Failure> {

@@ -1,0 +1,83 @@
+//! What torch writes, for our reader to be compared with: a virtual environment with torch in it, made once under `target`, and the
+//! checkpoints that `testdata/checkpoints/matrix.py` makes there.
+
+use std::path::{Path, PathBuf};
+
+use crate::command::Command;
+use crate::failure::Failure;
+
+/// Where the environment is, from the repository's root. Those who have torch elsewhere can put a link there.
+const ENVIRONMENT: &str = "target/torch/venv";
+
+/// Where the checkpoints are, from the root.
+const MATRIX: &str = "target/torch/matrix";
+
+/// The same from the folder of a crate, where its tests run.
+pub(crate) const MATRIX_FROM_A_CRATE: &str = "../../target/torch/matrix";
+
+/// The scripts and what they need.
+const SCRIPTS: &str = "testdata/checkpoints";
+
+/// Pythons that this torch runs on, the likeliest first.
+const PYTHONS: [&str; 5] = ["python3", "python3.12", "python3.13", "python3.11", "python3.10"];
+
+/// Makes sure that the checkpoints are there, as today's scripts make them.
+pub(crate) fn ready(root: &Path) -> Result<(), Failure> {
+    let needed = read(&root.join(SCRIPTS).join("requirements.txt"))?;
+    let python = Command::inside(root, &Path::new(ENVIRONMENT).join("bin/python"));
+    let noted = root.join(ENVIRONMENT).join("requirements.txt");
+    if std::fs::read_to_string(&noted).is_ok_and(|noted| noted == needed) {
+        println!("torch is in {ENVIRONMENT}");
+    } else {
+        println!("torch is not in {ENVIRONMENT}: installing it, once (some 5 GB)");
+        install(root, &python)?;
+        write(&noted, &needed)?;
+    }
+    let scripts = scripts(root)?;
+    let noted = root.join(MATRIX).join("scripts.txt");
+    if std::fs::read_to_string(&noted).is_ok_and(|noted| noted == scripts) {
+        println!("its checkpoints are in {MATRIX}");
+        return Ok(());
+    }
+    if root.join(MATRIX).exists() {
+        std::fs::remove_dir_all(root.join(MATRIX))
+            .map_err(|error| Failure::new(format!("{MATRIX}: {error}")))?;
+    }
+    python.with(&[&format!("{SCRIPTS}/matrix.py"), MATRIX]).stream(root)?;
+    write(&noted, &scripts)
+}
+
+fn install(root: &Path, python: &Command) -> Result<(), Failure> {
+    let can = |name: &&&str| {
+        Command::program(name, &["-c", "import venv, ensurepip, sys; sys.exit(sys.version_info < (3, 10))"])
+            .probe(root)
+            .is_some()
+    };
+    let Some(base) = PYTHONS.iter().find(can) else {
+        return Err(Failure::new("no Python from 3.10 on that can make virtual environments; on Debian: apt-get install python3-venv".to_owned()));
+    };
+    Command::program(base, &["-m", "venv", "--clear", ENVIRONMENT]).stream(root)?;
+    let requirements = format!("{SCRIPTS}/requirements.txt");
+    python
+        .clone()
+        .with(&["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", &requirements])
+        .stream(root)
+}
+
+/// All scripts, one after another.
+fn scripts(root: &Path) -> Result<String, Failure> {
+    let folder = root.join(SCRIPTS);
+    let listed = std::fs::read_dir(&folder).map_err(|error| Failure::new(format!("{SCRIPTS}: {error}")))?;
+    let mut paths: Vec<PathBuf> = listed.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|ending| ending == "py"));
+    paths.sort();
+    paths.iter().map(|path| read(path)).collect()
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+}
