@@ -7,6 +7,10 @@ use super::pickle::{Id, Pickle, PickleError};
 /// Dimensions that a tensor may have. Torch allows 64.
 const DIMS_MAX: usize = 64;
 
+/// Bytes that what is read may take for each byte of its pickle. Values that are written once and used often make it more than one; torch
+/// comes to ten or so.
+const GROWTH_MAX: usize = 64;
+
 /// Fields of metadata that are read, or of no use here.
 const KNOWN: [&str; 5] = ["state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"];
 
@@ -104,8 +108,9 @@ impl Metadata {
     /// whether files are long enough is not, for nobody has looked at them yet.
     pub fn parse(bytes: &[u8]) -> Result<Self, MetadataError> {
         let pickle = Pickle::parse(bytes)?;
-        Parser { pickle: &pickle, metadata: Self::default(), files: HashMap::new(), places: HashMap::new() }
-            .metadata()
+        let budget = pickle.len().saturating_mul(GROWTH_MAX).saturating_add(1 << 20);
+        let (metadata, files, places) = (Self::default(), HashMap::new(), HashMap::new());
+        Parser { pickle: &pickle, metadata, files, places, budget }.metadata()
     }
 
     /// Tensors whose parts do not fill them, each with what is missing. Such a checkpoint cannot have been saved in one piece.
@@ -116,7 +121,7 @@ impl Metadata {
 
     /// Adds what another rank saved. What both have under one name stays as it is here, but for parts of a tensor that are new.
     pub fn merge(&mut self, other: Self) {
-        let numbers: Vec<u32> = other.files.iter().map(|file| self.file(file)).collect();
+        let numbers = self.numbers(&other.files);
         let moved = |item: StoredItem| StoredItem { file: numbers[item.file as usize], ..item };
         let index: HashMap<String, usize> =
             self.tensors.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
@@ -143,6 +148,20 @@ impl Metadata {
         if self.others.is_empty() {
             self.others = other.others;
         }
+    }
+
+    /// Numbers of files, which are new if nobody had them yet. There may be one for every item.
+    fn numbers(&mut self, files: &[String]) -> Vec<u32> {
+        let mut known: HashMap<String, u32> = self.files.drain(..).zip(0..).collect();
+        let numbers = files.iter().map(|file| {
+            let next = known.len() as u32;
+            *known.entry(file.clone()).or_insert(next)
+        });
+        let numbers = numbers.collect();
+        let mut files: Vec<(String, u32)> = known.into_iter().collect();
+        files.sort_unstable_by_key(|(_, number)| *number);
+        self.files = files.into_iter().map(|(file, _)| file).collect();
+        numbers
     }
 
     /// The number of a file, which is new if nobody had it yet.
@@ -193,18 +212,20 @@ pub fn safe_path(path: &str) -> bool {
 }
 
 /// A tensor's name and where a part of it begins; nothing for objects.
-type Place = (String, Option<Vec<u64>>);
+type Place<'p> = (&'p str, Option<Vec<u64>>);
 
 struct Parser<'p, 'a> {
     pickle: &'p Pickle<'a>,
     metadata: Metadata,
     files: HashMap<String, u32>,
-    places: HashMap<Place, StoredItem>,
+    places: HashMap<Place<'p>, StoredItem>,
+    /// Bytes that may still be taken for what was read.
+    budget: usize,
 }
 
 type Parsed<T = ()> = Result<T, MetadataError>;
 
-impl Parser<'_, '_> {
+impl<'p> Parser<'p, '_> {
     fn metadata(mut self) -> Parsed<Metadata> {
         let pickle = self.pickle;
         let root = pickle.root();
@@ -217,7 +238,7 @@ impl Parser<'_, '_> {
         let stored = field("storage_data").ok_or_else(|| foreign("storage_data is missing"))?;
         for &(key, value) in pickle.entries(stored).ok_or_else(|| foreign("storage_data is no dictionary"))? {
             let place = self.place(key)?;
-            let item = self.item(&place.0, value)?;
+            let item = self.item(place.0, value)?;
             // Torch compares indexes by name and offset: the last one counts there, too.
             self.places.insert(place, item);
         }
@@ -238,20 +259,35 @@ impl Parser<'_, '_> {
         if let Some(paths) = field("planner_data").and_then(|data| pickle.entries(data)) {
             for &(key, path) in paths {
                 let (Some(name), Some(parts)) = (pickle.text(key), pickle.sequence(path)) else { continue };
-                let parts = parts.iter().map(|&part| self.path_part(part)).collect();
-                self.metadata.paths.insert(name.to_owned(), parts);
+                let mut path = Vec::new();
+                for &part in parts {
+                    let part = self.path_part(part);
+                    let len = if let PathPart::Key(key) = &part { key.len() } else { 0 };
+                    self.spend(name, size_of::<PathPart>() + len)?;
+                    path.push(part);
+                }
+                self.metadata.paths.insert(name.to_owned(), path);
             }
         }
         self.metadata.version = field("version").and_then(|version| pickle.text(version)).map(str::to_owned);
         for &(key, value) in pickle.entries(state).unwrap_or(&[]) {
             if let Some(name) = pickle.text(key).filter(|name| !KNOWN.contains(name)) {
+                self.spend(name, name.len() + 256)?;
                 self.metadata.others.push((name.to_owned(), pickle.print(value)));
             }
         }
         Ok(self.metadata)
     }
 
-    fn place(&self, key: Id) -> Parsed<Place> {
+    /// Notes that something takes so many bytes. Values may be written once and used a million times, each time as a copy.
+    fn spend(&mut self, name: &str, bytes: usize) -> Parsed {
+        self.budget = self.budget.checked_sub(bytes).ok_or_else(|| {
+            entry(name, "what is written once is used so often that it would take far more memory than the file has bytes")
+        })?;
+        Ok(())
+    }
+
+    fn place(&mut self, key: Id) -> Parsed<Place<'p>> {
         let pickle = self.pickle;
         let state =
             pickle.object(key).filter(|made| made.class.name == "MetadataIndex").and_then(|made| made.state);
@@ -265,7 +301,8 @@ impl Parser<'_, '_> {
             }
             _ => None,
         };
-        Ok((name.to_owned(), offset))
+        self.spend(name, 128 + offset.as_ref().map_or(0, |offset| offset.len() * 8))?;
+        Ok((name, offset))
     }
 
     fn item(&mut self, name: &str, value: Id) -> Parsed<StoredItem> {
@@ -292,10 +329,17 @@ impl Parser<'_, '_> {
         let transforms = match pickle.get(state, "transform_descriptors") {
             None => Vec::new(),
             Some(list) if matches!(pickle.node(list), super::Node::None) => Vec::new(),
-            Some(list) => pickle
-                .sequence(list)
-                .and_then(|list| list.iter().map(|&id| pickle.text(id).map(str::to_owned)).collect())
-                .ok_or_else(|| entry(name, "its transforms are no list of names"))?,
+            Some(list) => {
+                let no_names = || entry(name, "its transforms are no list of names");
+                let list = pickle.sequence(list).ok_or_else(no_names)?;
+                let mut transforms = Vec::new();
+                for &id in list {
+                    let transform = pickle.text(id).ok_or_else(no_names)?;
+                    self.spend(name, size_of::<String>() + transform.len())?;
+                    transforms.push(transform.to_owned());
+                }
+                transforms
+            }
         };
         let file = match self.files.get(path) {
             Some(&file) => file,
@@ -309,13 +353,13 @@ impl Parser<'_, '_> {
         Ok(StoredItem { file, offset, length, transforms })
     }
 
-    fn entry(&mut self, name: &str, value: Id) -> Parsed {
+    fn entry(&mut self, name: &'p str, value: Id) -> Parsed {
         let pickle = self.pickle;
         let made =
             pickle.object(value).ok_or_else(|| entry(name, format!("it is {}", pickle.print(value))))?;
         match &*made.class.name {
             "BytesStorageMetadata" => {
-                let item = self.places.get(&(name.to_owned(), None)).cloned();
+                let item = self.places.get(&(name, None)).cloned();
                 let item = item.ok_or_else(|| entry(name, "it is nowhere in storage_data"))?;
                 self.metadata.objects.push(StoredObject { name: name.to_owned(), item });
                 Ok(())
@@ -330,7 +374,7 @@ impl Parser<'_, '_> {
         }
     }
 
-    fn tensor(&self, name: &str, state: Id) -> Parsed<StoredTensor> {
+    fn tensor(&mut self, name: &'p str, state: Id) -> Parsed<StoredTensor> {
         let pickle = self.pickle;
         let field =
             |field: &str| pickle.get(state, field).ok_or_else(|| entry(name, format!("it has no {field}")));
@@ -341,8 +385,9 @@ impl Parser<'_, '_> {
             return Err(entry(name, format!("a tensor of shape {shape:?} is larger than any memory")));
         }
         let list = pickle.sequence(field("chunks")?).ok_or_else(|| entry(name, "its chunks are no list"))?;
-        let mut chunks = Vec::with_capacity(list.len());
+        let mut chunks = Vec::new();
         for &chunk in list {
+            self.spend(name, size_of::<StoredChunk>() + shape.len() * 16)?;
             let state = pickle.object(chunk).and_then(|made| made.state);
             let state =
                 state.ok_or_else(|| entry(name, format!("it has the chunk {}", pickle.print(chunk))))?;
@@ -361,11 +406,13 @@ impl Parser<'_, '_> {
                     ),
                 ));
             }
-            let item = self.places.get(&(name.to_owned(), Some(part.offsets.clone())));
+            let item = self.places.get(&(name, Some(part.offsets.clone()))).cloned();
             let item = item.ok_or_else(|| {
                 entry(name, format!("its chunk at {:?} is nowhere in storage_data", part.offsets))
             })?;
-            chunks.push(StoredChunk { part, item: item.clone() });
+            let transforms = item.transforms.iter().map(|transform| size_of::<String>() + transform.len());
+            self.spend(name, transforms.sum())?;
+            chunks.push(StoredChunk { part, item });
         }
         Ok(StoredTensor { name: name.to_owned(), dtype, shape, chunks })
     }

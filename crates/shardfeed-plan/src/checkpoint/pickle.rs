@@ -4,6 +4,10 @@ use std::fmt::{self, Write};
 /// Values that one pickle may hold, so that a small file cannot become much memory.
 const NODES_MAX: usize = 1 << 27;
 
+/// Fields of an object that are looked through for one of them. Objects of checkpoints have some ten; one that many share and that has
+/// millions would be looked through for ever.
+const FIELDS_MAX: usize = 1 << 10;
+
 /// A value, by its place in [`Pickle`].
 pub type Id = u32;
 
@@ -150,9 +154,9 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// The value of a key that is text. The last one counts, as it does in Python.
+    /// The value of a key that is text. The last one counts, as it does in Python. Nothing is found in what has more than a thousand.
     pub fn get(&self, id: Id, key: &str) -> Option<Id> {
-        let entries = self.entries(id)?;
+        let entries = self.entries(id).filter(|entries| entries.len() <= FIELDS_MAX)?;
         entries.iter().rev().find(|(name, _)| self.text(*name) == Some(key)).map(|(_, value)| *value)
     }
 
@@ -603,7 +607,9 @@ impl<'a> Machine<'a> {
     fn pop_text(&mut self) -> Step<Cow<'a, str>> {
         let id = self.pop()?;
         match &self.nodes[id as usize] {
-            Node::Text(text) => Ok(text.clone()),
+            Node::Text(Cow::Borrowed(text)) => Ok(Cow::Borrowed(text)),
+            // Copies of a long one, a few bytes for each, would fill any memory. Protocols that name classes so write no such text.
+            Node::Text(Cow::Owned(_)) => Err(self.error("the name of a class as text of protocol 0")),
             _ => Err(self.error("the name of a class that is no text")),
         }
     }
@@ -745,6 +751,30 @@ mod tests {
         assert_eq!(refused(b"Nb."), "byte 1: it takes more values than there are");
         assert_eq!(refused(b"NNb."), "byte 2: a state for what is no object");
         assert_eq!(refused(b"\xff"), "byte 0: 0xff is no operation of a pickle");
+    }
+
+    #[test]
+    fn names_of_classes_are_not_copied() {
+        // A name of a megabyte, which is then used a hundred thousand times: 200 GB of copies.
+        let mut bytes = [b"V", &vec![b'x'; 1 << 20][..], b"\\u0041\n\x94"].concat();
+        let first = bytes.len();
+        bytes.extend(b"h\x00h\x00\x930".repeat(100_000));
+        bytes.push(b'.');
+        let expected = format!("byte {}: the name of a class as text of protocol 0", first + 4);
+        assert_eq!(refused(&bytes), expected);
+    }
+
+    #[test]
+    fn fields_are_not_looked_for_in_what_has_thousands() {
+        let dictionary = |count: usize| {
+            let mut bytes = b"}(\x8c\x01aK\x01".to_vec();
+            bytes.extend(b"NN".repeat(count));
+            bytes.extend_from_slice(b"u.");
+            let pickle = Pickle::parse(&bytes).unwrap();
+            pickle.get(pickle.root(), "a").and_then(|id| pickle.count(id))
+        };
+        assert_eq!(dictionary(1000), Some(1));
+        assert_eq!(dictionary(2000), None);
     }
 
     #[test]
