@@ -61,6 +61,14 @@ impl FileBytes {
         self.file.read_exact_at(into, offset).map_err(|error| cannot(&error, offset, into.len()))
     }
 
+    /// A range as memory of its own. Files may say that they are larger than any memory.
+    pub(crate) fn read_all(&mut self, range: Range<u64>) -> Result<Vec<u8>, String> {
+        let mut bytes = Vec::new();
+        make_room(&mut bytes, range.end - range.start)?;
+        self.read(range.start, &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// The checksum of a range, which is read a portion at a time.
     pub(crate) fn checksum(&mut self, range: Range<u64>) -> Result<u32, String> {
         const PORTION: u64 = 1 << 20;
@@ -118,9 +126,22 @@ impl FileBytes {
     }
 }
 
+/// Makes memory at least so large, if there is as much.
+pub(crate) fn make_room(bytes: &mut Vec<u8>, len: u64) -> Result<(), String> {
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    if let Some(more) = len.checked_sub(bytes.len()) {
+        let too_much = |_| format!("{len} bytes are more than this machine has memory for");
+        bytes.try_reserve_exact(more).map_err(too_much)?;
+        bytes.resize(len, 0);
+    }
+    Ok(())
+}
+
 #[cfg(target_os = "linux")]
 fn open_direct(facts: &FileFacts) -> Option<File> {
-    File::options().read(true).custom_flags(libc::O_DIRECT).open(&facts.path).ok()
+    let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(&facts.path).ok()?;
+    // It is opened by its path, a second time.
+    facts.is_same(&file).is_ok_and(|is_same| is_same).then_some(file)
 }
 
 #[cfg(not(target_os = "linux"))]

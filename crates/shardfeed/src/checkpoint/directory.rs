@@ -1,4 +1,5 @@
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -18,6 +19,8 @@ pub(crate) struct FileFacts {
     pub(crate) path: PathBuf,
     pub(crate) len: u64,
     modified: Option<SystemTime>,
+    /// Its device and its number there: clocks of file systems stand still for milliseconds, in which a file may be replaced.
+    identity: (u64, u64),
 }
 
 impl Directory {
@@ -50,7 +53,7 @@ impl Directory {
         if !facts.is_file() {
             return Err("it is no file".to_owned());
         }
-        Ok(FileFacts { path, len: facts.len(), modified: facts.modified().ok() })
+        Ok(FileFacts::new(path, &facts))
     }
 
     /// All of a small file.
@@ -81,12 +84,21 @@ impl Directory {
 }
 
 impl FileFacts {
+    fn new(path: PathBuf, facts: &std::fs::Metadata) -> Self {
+        let identity = (facts.dev(), facts.ino());
+        Self { path, len: facts.len(), modified: facts.modified().ok(), identity }
+    }
+
+    /// Whether a file that was opened by its path is still the one that was looked at.
+    pub(crate) fn is_same(&self, file: &File) -> std::io::Result<bool> {
+        Ok(*self == Self::new(self.path.clone(), &file.metadata()?))
+    }
+
     /// Opens it, if it is still what it was.
     pub(crate) fn open(&self) -> Result<File, String> {
         let cannot = |error: std::io::Error| format!("cannot open it: {error}");
         let file = File::open(&self.path).map_err(cannot)?;
-        let now = file.metadata().map_err(cannot)?;
-        if now.len() != self.len || now.modified().ok() != self.modified {
+        if !self.is_same(&file).map_err(cannot)? {
             return Err("it changed after the checkpoint was opened; open it again, and do not write into checkpoints that are in use".to_owned());
         }
         Ok(file)

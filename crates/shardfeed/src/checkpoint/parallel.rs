@@ -4,7 +4,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use shardfeed_plan::checkpoint::{Copying, Fix, Piece, Run, StoredChunk, StoredTensor, plan_runs};
 
-use super::bytes::{BOUNCE_BYTES, FileBytes};
+use super::bytes::{BOUNCE_BYTES, FileBytes, make_room};
 use super::destination::Destinations;
 use super::locate::{Headers, Located, locate, locate_in};
 use super::opened::Checkpoint;
@@ -246,10 +246,8 @@ impl<'a> Job<'a> {
     ) -> Result<(), ItemFailure> {
         let mut staging = std::mem::take(&mut worker.staging);
         let len = (range.end - range.start) as usize;
-        if staging.len() < len {
-            staging.resize(len, 0);
-        }
-        let read = worker.open(self, number).and_then(|file| file.read(range.start, &mut staging[..len]));
+        let read = make_room(&mut staging, len as u64)
+            .and_then(|()| worker.open(self, number)?.read(range.start, &mut staging[..len]));
         read.map_err(|reason| self.failure(&items[0], reason))?;
         self.reads.fetch_add(1, Relaxed);
         for item in items {
@@ -289,8 +287,7 @@ impl<'a> Job<'a> {
     fn copy_safetensors(&self, worker: &mut Worker, item: &Item<'_>) -> Result<(), String> {
         let located = self.locate_one(worker, item)?;
         let data = located.view.data.clone();
-        let mut bytes = vec![0; (data.end - data.start) as usize];
-        worker.open(self, item.chunk.item.file)?.read(data.start, &mut bytes)?;
+        let bytes = worker.open(self, item.chunk.item.file)?.read_all(data.clone())?;
         for want in item.wanted {
             let copying = Copying::new(&located.view, &want.part, &want.shape, &want.at);
             self.copy(&bytes, data.start, &copying, None, want.destination);
@@ -357,7 +354,7 @@ impl<'a> Job<'a> {
     fn tell(&self, finished: Option<&str>) {
         if let Some(progress) = &self.options.progress {
             progress(ReadProgress {
-                bytes: self.bytes.load(Relaxed),
+                bytes: self.bytes.load(Relaxed).min(self.bytes_total),
                 bytes_total: self.bytes_total,
                 finished,
             });

@@ -102,8 +102,8 @@ impl Checkpoint {
             |reason| Error::CheckpointDamaged(Failures(vec![self.item_failure(&object.item, name, reason)]));
         let facts = &self.files[object.item.file as usize];
         let mut file = FileBytes::open(facts, DirectIo::Never, Vec::new()).map_err(fail)?;
-        let mut bytes = vec![0; object.item.length as usize];
-        file.read(object.item.offset, &mut bytes).map_err(fail)?;
+        let range = object.item.offset..object.item.offset + object.item.length;
+        let bytes = file.read_all(range).map_err(fail)?;
         undo(&object.item.transforms, bytes, OBJECT_BYTES_MAX).map_err(fail)
     }
 }

@@ -17,7 +17,7 @@ pub(crate) fn read(
     options: &ReadOptions,
 ) -> Result<ReadStats, ItemFailure> {
     let mut stats = ReadStats { workers: 1, ..ReadStats::default() };
-    let bytes_total = plan.wishes.iter().map(|wish| wish.memory.len() as u64).sum();
+    let bytes_total: u64 = plan.wishes.iter().map(|wish| wish.memory.len() as u64).sum();
     // Files in the order in which they are needed first, as the stock reader takes them: where parts overlap, the last one stays.
     let mut files: Vec<u32> = Vec::new();
     let file_of = |want: &Wanted| checkpoint.tensors()[want.tensor].chunks[want.chunk].item.file;
@@ -26,14 +26,26 @@ pub(crate) fn read(
             files.push(file_of(want));
         }
     }
+    // Bytes that each destination still waits for.
+    let mut left: Vec<u64> = plan.wishes.iter().map(|wish| wish.memory.len() as u64).collect();
+    let tell = |bytes: u64, finished: Option<&str>| {
+        if let Some(progress) = &options.progress {
+            // Chunks that overlap bring more than is waited for.
+            progress(ReadProgress { bytes: bytes.min(bytes_total), bytes_total, finished });
+        }
+    };
+    // What is empty waits for nothing.
+    plan.wishes.iter().filter(|wish| wish.memory.is_empty()).for_each(|wish| tell(0, Some(&wish.name)));
     for file in files {
         for want in wanted.iter().filter(|want| file_of(want) == file) {
             let memory = &mut *plan.wishes[want.destination as usize].memory;
             stats.bytes_read += read_one(checkpoint, want, memory, options.verify)?;
-            stats.bytes += want.part.volume() * checkpoint.tensors()[want.tensor].dtype.bytes();
-            if let Some(progress) = &options.progress {
-                progress(ReadProgress { bytes: stats.bytes, bytes_total, finished: None });
-            }
+            let bytes = want.part.volume() * checkpoint.tensors()[want.tensor].dtype.bytes();
+            stats.bytes += bytes;
+            let left = &mut left[want.destination as usize];
+            let is_last = *left > 0 && *left <= bytes;
+            *left = left.saturating_sub(bytes);
+            tell(stats.bytes, is_last.then(|| plan.wishes[want.destination as usize].name.as_str()));
         }
     }
     Ok(stats)
@@ -50,8 +62,7 @@ fn read_one(
     let facts = &checkpoint.files[chunk.item.file as usize];
     let fail = |reason: String| checkpoint.item_failure(&chunk.item, &tensor.name, reason);
     let mut file = FileBytes::open(facts, DirectIo::Never, Vec::new()).map_err(fail)?;
-    let mut item = vec![0; chunk.item.length as usize];
-    file.read(chunk.item.offset, &mut item).map_err(fail)?;
+    let item = file.read_all(chunk.item.offset..chunk.item.offset + chunk.item.length).map_err(fail)?;
     let item = undo(&chunk.item.transforms, item, decoded_bytes_max(tensor, chunk)).map_err(fail)?;
     let is_archive = !checkpoint.found.is_raw && item.starts_with(b"PK");
     let (located, item) = if is_archive {
@@ -61,8 +72,7 @@ fn read_one(
             locate(tensor, chunk, checkpoint.found.is_raw, &mut file, facts.len, &Headers::default())
                 .map_err(fail)?;
         let data = located.view.data.clone();
-        let mut item = vec![0; (data.end - data.start) as usize];
-        file.read(data.start, &mut item).map_err(fail)?;
+        let item = file.read_all(data).map_err(fail)?;
         let view = shardfeed_plan::checkpoint::TensorView { data: 0..item.len() as u64, ..located.view };
         (Located { view, crc: located.crc }, item)
     };

@@ -105,10 +105,13 @@ pub fn verify_checkpoint(
         Ok(found) => found,
         Err(Error::CheckpointDamaged(failures)) => {
             let problem = |failure: crate::failures::ItemFailure| Problem {
+                kind: match failure.path.try_exists() {
+                    Ok(false) => ProblemKind::MissingFile,
+                    _ => ProblemKind::Metadata,
+                },
                 path: failure.path,
                 offset: failure.offset,
                 item: failure.item,
-                kind: ProblemKind::Metadata,
                 reason: failure.reason,
             };
             report.problems = failures.0.into_iter().map(problem).collect();
@@ -244,7 +247,14 @@ impl Verifier<'_> {
                     reason,
                 ));
             }
-            before = Some(entry);
+            // A short item may lie within a long one, which reaches further.
+            let is_further = |before: &&Entry<'_>| {
+                before.item.file != entry.item.file
+                    || before.item.offset + before.item.length <= entry.item.offset + entry.item.length
+            };
+            if before.as_ref().is_none_or(is_further) {
+                before = Some(entry);
+            }
         }
         self.report.problems.append(&mut problems);
     }
@@ -279,8 +289,7 @@ impl Verifier<'_> {
         let item = entry.item;
         let range = item.offset..item.offset + item.length;
         if !item.transforms.is_empty() {
-            let mut bytes = vec![0; item.length as usize];
-            file.read(item.offset, &mut bytes).map_err(unreadable)?;
+            let bytes = file.read_all(range).map_err(unreadable)?;
             let max =
                 entry.chunk.map_or(OBJECT_BYTES_MAX, |(tensor, chunk)| decoded_bytes_max(tensor, chunk));
             let bytes = undo(&item.transforms, bytes, max).map_err(layout)?;

@@ -1,5 +1,12 @@
 //! The checkpoint reader against torch's, against itself, and against damage.
 
-mod fixtures;
+#[path = "../common/mod.rs"]
+mod common;
+
 mod support;
+mod writer; // checkpoints made by hand, right or wrong on purpose
+
+mod fixtures;
 mod torch;
+mod damage; // every kind of damage is found, with its place
+mod hostile; // checkpoints that mean harm, files that change under a reader

@@ -1,0 +1,401 @@
+//! `verify_checkpoint` finds every kind of damage, and says where it is.
+
+use std::path::Path;
+
+use shardfeed::checkpoint::{Checkpoint, Dtype, OpenOptions, Problem, ProblemKind, verify_checkpoint};
+
+use crate::support::{copy_of, fixture_names, fixtures, scratch, some_bytes};
+use crate::writer::{Item, Writer};
+
+const FIRST: &str = "__0_0.distcp";
+const SECOND: &str = "__1_0.distcp";
+
+/// A tensor over two files, one that is compressed, a small one and an object.
+fn good() -> Writer {
+    let rows = |seed| Item::row_major(Dtype::Float32, &[2, 6], &some_bytes(48, seed));
+    let mut writer = Writer::new();
+    writer.object(FIRST, "step", &Item::row_major(Dtype::Int64, &[], &[7, 0, 0, 0, 0, 0, 0, 0]).bytes());
+    writer.tensor("model.weight", Dtype::Float32, &[4, 6]);
+    writer.chunk(FIRST, &[0, 0], &rows(1)).chunk(SECOND, &[2, 0], &rows(2));
+    writer.whole(FIRST, "model.bias", &Item::row_major(Dtype::Bfloat16, &[6], &some_bytes(12, 3)));
+    let item = Item::row_major(Dtype::Int64, &[5], &some_bytes(40, 4));
+    writer.tensor("packed", Dtype::Int64, &[5]).packed_chunk(SECOND, &[0], &item);
+    writer
+}
+
+/// Where a tensor's chunk begins in its file.
+fn start(writer: &mut Writer, tensor: usize, chunk: usize) -> usize {
+    writer.place(tensor, chunk).offset as usize
+}
+
+fn problems(directory: &Path) -> Vec<Problem> {
+    let report = verify_checkpoint(directory, &OpenOptions::default(), None).unwrap();
+    let mut sorted = report.problems.clone();
+    sorted.sort();
+    assert_eq!(report.problems, sorted, "by file and place");
+    report.problems
+}
+
+fn problems_of(writer: &Writer) -> Vec<Problem> {
+    let directory = scratch();
+    writer.write(directory.path());
+    problems(directory.path())
+}
+
+/// The one problem there is.
+fn only(mut problems: Vec<Problem>) -> Problem {
+    assert_eq!(problems.len(), 1, "{problems:#?}");
+    problems.remove(0)
+}
+
+/// What a problem is about: its file's name, item, place and kind. Its reason must hold these words.
+fn about<'a>(problem: &'a Problem, words: &[&str]) -> (&'a str, &'a str, u64, ProblemKind) {
+    for word in words {
+        assert!(problem.reason.contains(word), "no {word:?} in {:?}", problem.reason);
+    }
+    let file = problem.path.file_name().unwrap().to_str().unwrap();
+    (file, problem.item.as_str(), problem.offset, problem.kind)
+}
+
+/// Flips a bit of a record of `model.weight`'s second chunk, `at` bytes into it, and says what is found.
+fn flipped_in_record(record: &str, at: usize) -> Problem {
+    let mut writer = good();
+    let place = Item::row_major(Dtype::Float32, &[2, 6], &some_bytes(48, 2)).placed().records[record].start;
+    let begin = start(&mut writer, 0, 1);
+    writer.files.get_mut(SECOND).unwrap()[begin + place + at] ^= 1;
+    only(problems_of(&writer))
+}
+
+#[test]
+fn nothing_is_wrong_with_any_fixture() {
+    for name in fixture_names() {
+        let report = verify_checkpoint(&fixtures().join(&name), &OpenOptions::default(), None).unwrap();
+        assert_eq!(report.problems, [], "{name}");
+        assert!(report.bytes > 0 && report.files > 0 && report.tensors > 0, "{name}: {report:?}");
+    }
+}
+
+#[test]
+fn nothing_is_wrong_with_what_the_tests_write() {
+    let directory = scratch();
+    good().write(directory.path());
+    let report = verify_checkpoint(directory.path(), &OpenOptions::default(), None).unwrap();
+    assert_eq!(report.problems, []);
+    assert_eq!((report.tensors, report.objects, report.files), (3, 1, 2));
+    assert_eq!((report.items_with_checksums, report.items_without), (5, 0));
+}
+
+#[test]
+fn a_flipped_byte_of_a_tensor_is_found_by_its_checksum() {
+    for at in [0, 17, 47] {
+        let problem = flipped_in_record("data/0", at);
+        let found = about(&problem, &["archive/data/0: its bytes have the checksum", "copy the file again"]);
+        assert_eq!(found, (SECOND, "model.weight", 0, ProblemKind::Checksum));
+    }
+}
+
+#[test]
+fn a_flipped_byte_of_every_other_record_is_found() {
+    for record in ["data.pkl", ".format_version", "byteorder", "version", ".data/serialization_id"] {
+        let problem = flipped_in_record(record, 0);
+        let (file, item, offset, kind) = about(&problem, &[record.trim_start_matches('.')]);
+        assert_eq!((file, item, offset), (SECOND, "model.weight", 0), "{record}");
+        assert!(matches!(kind, ProblemKind::Layout | ProblemKind::Checksum), "{record}: {problem:?}");
+    }
+}
+
+#[test]
+fn a_flipped_byte_of_an_object_is_found() {
+    let mut writer = good();
+    let place = Item::row_major(Dtype::Int64, &[], &[0; 8]).placed().records["data/0"].start;
+    writer.files.get_mut(FIRST).unwrap()[place] ^= 0x40;
+    let found = only(problems_of(&writer));
+    assert_eq!(about(&found, &["archive/data/0"]), (FIRST, "step", 0, ProblemKind::Checksum));
+}
+
+/// Flips each bit of a range of an item, one at a time: it is found, or nothing that is read depends on it.
+fn flips_of(range: std::ops::Range<usize>) -> usize {
+    let elements = some_bytes(48, 2);
+    let item = Item::row_major(Dtype::Float32, &[2, 6], &elements);
+    let mut writer = Writer::new();
+    writer.whole(FIRST, "weight", &item);
+    let directory = scratch();
+    writer.write(directory.path());
+    let mut found = 0;
+    for bit in range.start * 8..range.end * 8 {
+        let mut bytes = item.bytes();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        std::fs::write(directory.path().join(FIRST), bytes).unwrap();
+        let problems = problems(directory.path());
+        if problems.is_empty() {
+            let read = Checkpoint::open(directory.path()).unwrap().read("weight").unwrap();
+            assert_eq!(read.bytes, elements, "bit {bit} changes what is read, and nobody finds it");
+            continue;
+        }
+        let (file, name, offset, kind) = about(&problems[0], &[]);
+        assert_eq!((file, name, offset, problems.len()), (FIRST, "weight", 0, 1));
+        assert!(matches!(kind, ProblemKind::Layout | ProblemKind::Checksum), "{problems:?}");
+        found += 1;
+    }
+    found
+}
+
+#[test]
+fn every_bit_of_the_directory_of_an_item_is_found_or_means_nothing() {
+    let placed = Item::row_major(Dtype::Float32, &[2, 6], &some_bytes(48, 2)).placed();
+    // Marks, checksums, lengths, names and places are found; versions, times and attributes mean nothing here.
+    let found = flips_of(placed.directory.clone());
+    assert!(found > placed.directory.len() * 8 / 3, "{found}");
+    assert!(flips_of(placed.directory.end..placed.bytes.len()) > 8 * 40);
+}
+
+#[test]
+fn every_bit_of_a_local_header_is_found_or_means_nothing() {
+    let placed = Item::row_major(Dtype::Float32, &[2, 6], &some_bytes(48, 2)).placed();
+    let header = placed.headers["data/0"];
+    // The mark, and the lengths of what comes before the bytes.
+    assert!(flips_of(header..header + 30) >= 32 + 8);
+}
+
+#[test]
+fn a_file_that_is_cut_short_is_found_with_every_item_that_it_lost() {
+    let mut writer = good();
+    let bias = start(&mut writer, 1, 0);
+    writer.files.get_mut(FIRST).unwrap().truncate(bias - 10);
+    let problems = problems_of(&writer);
+    let weight = start(&mut writer, 0, 0) as u64;
+    assert_eq!(problems.len(), 2, "{problems:#?}");
+    let end = format!("it ends at byte {bias} and the file has {}; copy the file again", bias - 10);
+    assert_eq!(about(&problems[0], &[&end]), (FIRST, "model.weight", weight, ProblemKind::CutShort));
+    assert_eq!(about(&problems[1], &[]), (FIRST, "model.bias", bias as u64, ProblemKind::CutShort));
+}
+
+#[test]
+fn a_missing_file_is_found_once() {
+    let mut writer = good();
+    writer.files.remove(FIRST);
+    let problem = only(problems_of(&writer));
+    assert_eq!(about(&problem, &["the file is missing"]), (FIRST, "", 0, ProblemKind::MissingFile));
+}
+
+#[test]
+fn files_of_an_unfinished_save_are_found() {
+    let mut writer = good();
+    for name in ["__2_0.distcp", ".metadata.tmp"] {
+        writer.files.insert(name.to_owned(), b"left".to_vec());
+    }
+    // What others put there is theirs.
+    writer.files.insert("config.json".to_owned(), b"{}".to_vec());
+    let problems = problems_of(&writer);
+    let orphan = |problem| about(problem, &["a save that was not finished"]);
+    assert_eq!(problems.len(), 2, "{problems:#?}");
+    assert_eq!(orphan(&problems[0]), (".metadata.tmp", "", 0, ProblemKind::OrphanFile));
+    assert_eq!(orphan(&problems[1]), ("__2_0.distcp", "", 0, ProblemKind::OrphanFile));
+}
+
+#[test]
+fn elements_that_no_chunk_holds_are_found() {
+    let mut writer = good();
+    writer.tensors[0].chunks.remove(1);
+    let problem = only(problems_of(&writer));
+    let expected = (".metadata", "model.weight", 0, ProblemKind::Uncovered);
+    assert_eq!(about(&problem, &["12 of its 24 elements are in none of its 1 chunks"]), expected);
+}
+
+#[test]
+fn chunks_that_lie_over_each_other_are_found() {
+    let mut writer = good();
+    let item = Item::row_major(Dtype::Float32, &[1, 6], &some_bytes(24, 9));
+    let place = writer.append(SECOND, &item.bytes());
+    let chunk = crate::writer::Chunk { offsets: vec![1, 0], sizes: vec![1, 6], place: Some(place) };
+    writer.tensors[0].chunks.push(chunk);
+    let problem = only(problems_of(&writer));
+    let expected = (".metadata", "model.weight", 0, ProblemKind::OverlappingChunks);
+    assert_eq!(about(&problem, &["in several of its chunks"]), expected);
+}
+
+#[test]
+fn items_that_share_bytes_are_found_also_behind_a_short_one() {
+    // A long object reaches over two tensors: the second one overlaps it too, though not the first.
+    let mut writer = Writer::new();
+    let item = |seed| Item::row_major(Dtype::Uint8, &[3], &some_bytes(3, seed));
+    writer.whole(FIRST, "a", &item(1)).whole(FIRST, "b", &item(2));
+    let all = writer.files[FIRST].len() as i64;
+    let mut place = writer.place(0, 0).clone();
+    place.length = all;
+    writer.objects.push(("all".to_owned(), place));
+    let b = start(&mut writer, 1, 0) as u64;
+    let problems = problems_of(&writer);
+    let overlaps: Vec<_> =
+        problems.iter().filter(|problem| problem.kind == ProblemKind::OverlappingItems).collect();
+    assert_eq!(overlaps.len(), 2, "{problems:#?}");
+    assert_eq!(overlaps[0].offset, 0);
+    let expected = (FIRST, "b", b, ProblemKind::OverlappingItems);
+    assert_eq!(about(overlaps[1], &[&format!("it begins before all has ended, at byte {all}")]), expected);
+}
+
+#[test]
+fn damaged_metadata_are_found_with_the_byte() {
+    let writer = good();
+    let directory = scratch();
+    writer.write(directory.path());
+    let path = directory.path().join(".metadata");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[2] = 0xff;
+    std::fs::write(&path, &bytes).unwrap();
+    let problem = only(problems(directory.path()));
+    let words = ["not a readable pickle: byte 2: 0xff is no operation", "it is damaged"];
+    assert_eq!(about(&problem, &words), (".metadata", "", 0, ProblemKind::Metadata));
+    bytes.truncate(0);
+    std::fs::write(&path, &bytes).unwrap();
+    let problem = only(problems(directory.path()));
+    assert_eq!(about(&problem, &["byte 0"]), (".metadata", "", 0, ProblemKind::Metadata));
+}
+
+#[test]
+fn missing_metadata_are_found() {
+    let directory = scratch();
+    good().write(directory.path());
+    std::fs::remove_file(directory.path().join(".metadata")).unwrap();
+    let problem = only(problems(directory.path()));
+    assert_eq!((problem.path.as_path(), problem.kind), (directory.path(), ProblemKind::Metadata));
+    assert!(problem.reason.contains("neither .metadata"), "{problem:?}");
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_a_mistake() {
+    let directory = scratch();
+    let error = verify_checkpoint(&directory.path().join("x"), &OpenOptions::default(), None).unwrap_err();
+    assert!(error.to_string().contains(directory.path().join("x").to_str().unwrap()), "{error}");
+}
+
+#[test]
+fn damage_of_a_compressed_item_is_found() {
+    let mut writer = good();
+    let place = writer.place(2, 0).clone();
+    let (begin, end) = (place.offset as usize, (place.offset + place.length) as usize);
+    let expected = (SECOND, "packed", begin as u64, ProblemKind::Layout);
+    let good_bytes = writer.files[SECOND].clone();
+    // The mark of its frame, and zeros in its middle.
+    writer.files.get_mut(SECOND).unwrap()[begin] ^= 1;
+    assert_eq!(about(&only(problems_of(&writer)), &["cannot decompress it (zstd)"]), expected);
+    writer.files.insert(SECOND.to_owned(), good_bytes.clone());
+    writer.files.get_mut(SECOND).unwrap()[begin + 20..begin + 60].fill(0);
+    assert_eq!(about(&only(problems_of(&writer)), &[]).0, SECOND);
+    // Every byte: what is decompressed has checksums of its own.
+    for at in begin..end {
+        let mut bytes = good_bytes.clone();
+        bytes[at] ^= 0x10;
+        writer.files.insert(SECOND.to_owned(), bytes);
+        let directory = scratch();
+        writer.write(directory.path());
+        if problems(directory.path()).is_empty() {
+            let read = Checkpoint::open(directory.path()).unwrap().read("packed").unwrap();
+            assert_eq!(read.bytes, some_bytes(40, 4), "byte {at}");
+        }
+    }
+}
+
+#[test]
+fn a_transform_that_nobody_knows_is_found() {
+    let mut writer = good();
+    writer.place(2, 0).transforms = vec!["stream.lz4/1".to_owned()];
+    let problem = only(problems_of(&writer));
+    let offset = writer.place(2, 0).offset as u64;
+    let expected = (SECOND, "packed", offset, ProblemKind::Layout);
+    assert_eq!(about(&problem, &["\"stream.lz4/1\", which is not known here"]), expected);
+}
+
+#[test]
+fn an_item_of_another_type_or_shape_is_found() {
+    let mut writer = good();
+    writer.tensors[1].dtype = crate::writer::Value::Global("torch", "float16");
+    let problem = only(problems_of(&writer));
+    let words = ["it holds bfloat16 of shape [6], and the metadata say float16 of shape [6]"];
+    let offset = writer.place(1, 0).offset as u64;
+    assert_eq!(about(&problem, &words), (FIRST, "model.bias", offset, ProblemKind::Layout));
+    let mut writer = good();
+    writer.tensors[1].shape = vec![2, 3];
+    let chunk = &mut writer.tensors[1].chunks[0];
+    (chunk.offsets, chunk.sizes) = (vec![0, 0], vec![2, 3]);
+    let problem = only(problems_of(&writer));
+    about(&problem, &["of shape [6], and the metadata say bfloat16 of shape [2, 3]"]);
+}
+
+#[test]
+fn a_damaged_safetensors_header_is_found() {
+    let directory = copy_of("f13_hf_full");
+    let name = "model-00001-of-00001.safetensors";
+    let path = directory.path().join(name);
+    let good = std::fs::read(&path).unwrap();
+    for (at, value, word) in
+        [(7, 0x7f, "no safetensors file, or cut short"), (8, b'[', "the header is not as safetensors has it")]
+    {
+        let mut bytes = good.clone();
+        bytes[at] = value;
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(about(&only(problems(directory.path())), &[word]), (name, "", 0, ProblemKind::Metadata));
+    }
+    std::fs::write(&path, &good[..good.len() - 1]).unwrap();
+    assert_eq!(about(&only(problems(directory.path())), &["after the header"]).0, name);
+}
+
+#[test]
+fn a_file_that_only_an_index_knows_is_found() {
+    let directory = copy_of("f13_hf_full");
+    let index = directory.path().join("model.safetensors.index.json");
+    let text = std::fs::read_to_string(&index).unwrap();
+    let renamed = text.replacen("model-00001-of-00001.safetensors", "model-00009.safetensors", 1);
+    assert_ne!(text, renamed);
+    std::fs::write(&index, renamed).unwrap();
+    let problems = problems(directory.path());
+    let missing = problems.iter().find(|problem| problem.kind == ProblemKind::MissingFile);
+    let found = about(missing.unwrap(), &["the file is missing"]);
+    assert_eq!(found, ("model-00009.safetensors", "", 0, ProblemKind::MissingFile));
+}
+
+#[test]
+fn a_file_that_is_a_folder_is_found() {
+    let mut writer = good();
+    writer.files.remove(SECOND);
+    let directory = scratch();
+    writer.write(directory.path());
+    std::fs::create_dir(directory.path().join(SECOND)).unwrap();
+    let problem = only(problems(directory.path()));
+    assert_eq!(about(&problem, &["it is no file"]), (SECOND, "", 0, ProblemKind::MissingFile));
+}
+
+#[test]
+fn all_damage_is_listed_and_not_only_the_first() {
+    let mut writer = good();
+    let (weight, bias) = (start(&mut writer, 0, 0), start(&mut writer, 1, 0));
+    let item = Item::row_major(Dtype::Float32, &[2, 6], &some_bytes(48, 1)).placed();
+    let first = writer.files.get_mut(FIRST).unwrap();
+    first[weight + item.records["data/0"].start] ^= 1;
+    first[bias + 2] ^= 1;
+    let packed = start(&mut writer, 2, 0);
+    writer.files.get_mut(SECOND).unwrap()[packed] ^= 1;
+    writer.files.insert("__7_0.distcp".to_owned(), Vec::new());
+    writer.whole("__3_0.distcp", "gone", &Item::row_major(Dtype::Uint8, &[1], &[1]));
+    writer.files.remove("__3_0.distcp");
+    writer.tensor("uncovered", Dtype::Uint8, &[3]);
+    let problems = problems_of(&writer);
+    let found: Vec<_> = problems.iter().map(|problem| about(problem, &[])).collect();
+    let expected = [
+        (".metadata", "uncovered", 0, ProblemKind::Uncovered),
+        (FIRST, "model.weight", weight as u64, ProblemKind::Checksum),
+        (FIRST, "model.bias", bias as u64, ProblemKind::Layout),
+        (SECOND, "packed", packed as u64, ProblemKind::Layout),
+        ("__3_0.distcp", "", 0, ProblemKind::MissingFile),
+        ("__7_0.distcp", "", 0, ProblemKind::OrphanFile),
+    ];
+    assert_eq!(found, expected);
+    // The file that only cut items would tell of is opened as an error that names all, too.
+    let directory = scratch();
+    writer.files.get_mut(SECOND).unwrap().truncate(5);
+    writer.write(directory.path());
+    let error = Checkpoint::open(directory.path()).unwrap_err().to_string();
+    for file in [SECOND, "__3_0.distcp"] {
+        assert!(error.contains(directory.path().join(file).to_str().unwrap()), "{error}");
+    }
+}
