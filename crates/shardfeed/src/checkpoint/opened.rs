@@ -74,7 +74,8 @@ impl Checkpoint {
         let is_whole = covers.iter().all(|cover| matches!(cover, Cover::Exact | Cover::Overlapping));
         if !is_whole && !found.is_rank_local() {
             let holes: Vec<String> = found.metadata.holes().iter().map(ToString::to_string).collect();
-            return Err(found.refused(holes.join("; ")));
+            let first = found.metadata.tensors.iter().find(|tensor| tensor.hole().is_some());
+            return Err(refused(&found.described_in(first), holes.join("; ")));
         }
         let tensors = found.metadata.tensors.iter().enumerate();
         let index = tensors.map(|(index, tensor)| (tensor.name.clone(), index)).collect();
@@ -221,8 +222,11 @@ impl Found {
         self.directory.root().join(file)
     }
 
-    fn refused(&self, reason: String) -> Error {
-        refused(self.directory.root(), reason)
+    /// The file that says what a tensor consists of.
+    fn described_in(&self, tensor: Option<&StoredTensor>) -> PathBuf {
+        let first = tensor.and_then(|tensor| tensor.chunks.first()).filter(|_| self.is_raw);
+        let file = first.map(|chunk| &self.metadata.files[chunk.item.file as usize]);
+        self.path_of(file.unwrap_or(&self.described_by[0]))
     }
 }
 

@@ -3,6 +3,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+#[path = "../hostile/children.rs"]
+mod children; // numbered cases       -> outcomes, in processes that may hang, die or take memory
+
 mod support;
 mod writer; // checkpoints made by hand, right or wrong on purpose
 
@@ -10,3 +13,4 @@ mod fixtures;
 mod torch;
 mod damage; // every kind of damage is found, with its place
 mod hostile; // checkpoints that mean harm, files that change under a reader
+mod mutations; // random damage
