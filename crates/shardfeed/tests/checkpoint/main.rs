@@ -14,3 +14,4 @@ mod torch;
 mod damage; // every kind of damage is found, with its place
 mod hostile; // checkpoints that mean harm, files that change under a reader
 mod mutations; // random damage
+mod agree; // random checkpoints, parts and ways to read -> what was written
