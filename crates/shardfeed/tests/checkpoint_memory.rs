@@ -1,0 +1,254 @@
+//! What hostile checkpoints make a reader take: never more than some times their own bytes, whatever they announce.
+
+#[path = "checkpoint/writer.rs"]
+#[allow(dead_code)]
+mod writer;
+
+use std::fs;
+use std::path::Path;
+
+use shardfeed::checkpoint::{
+    Checkpoint, Dtype, Metadata, OpenOptions, ReadOptions, RunLimits, verify_checkpoint,
+};
+use writer::{Item, Value, Writer, archive};
+
+#[global_allocator]
+static ALLOCATOR: dhat::Alloc = dhat::Alloc;
+
+const MIB: usize = 1 << 20;
+const FILE: &str = "__0_0.distcp";
+
+/// Bytes that were taken at most while something was done.
+fn taken(work: impl FnOnce()) -> usize {
+    let _profiler = dhat::Profiler::builder().testing().build();
+    work();
+    dhat::HeapStats::get().max_bytes
+}
+
+/// A value that is written the first time and remembered as this number.
+fn remembered(value: &Value, number: u8) -> Value {
+    let pickled = value.pickled(2);
+    Value::Raw([&pickled[2..pickled.len() - 1], &[b'q', number]].concat())
+}
+
+fn again(number: u8) -> Value {
+    Value::Raw(vec![b'h', number])
+}
+
+/// Metadata by their two dictionaries and one more.
+fn metadata(
+    entries: Vec<(Value, Value)>,
+    stored: Vec<(Value, Value)>,
+    paths: Vec<(Value, Value)>,
+) -> Vec<u8> {
+    let fields = vec![
+        ("storage_data", Value::Dict(stored)),
+        ("state_dict_metadata", Value::Dict(entries)),
+        ("planner_data", Value::Dict(paths)),
+    ];
+    Value::object("torch.distributed.checkpoint.metadata", "Metadata", fields).pickled(2)
+}
+
+fn index(name: Value, offset: u64) -> Value {
+    let fields = vec![("fqn", name), ("offset", Value::numbers(&[offset]))];
+    Value::object("m", "MetadataIndex", fields)
+}
+
+fn info(transforms: Value) -> Value {
+    let fields = vec![
+        ("relative_path", Value::text(FILE)),
+        ("offset", Value::Int(0)),
+        ("length", Value::Int(1)),
+        ("transform_descriptors", transforms),
+    ];
+    Value::object("f", "_StorageInfo", fields)
+}
+
+/// Small metadata that stand for a thousand times as much, each for another reason: what is written once is used thousands of times.
+fn bombs() -> Vec<(&'static str, Vec<u8>)> {
+    let long = "x".repeat(MIB / 2);
+    let (times, items) = (500, 2_000);
+    let offset = |number: usize| number as u64;
+    // One name, half a megabyte long, for every place.
+    let names = (0..times).map(|number| {
+        let name = if number == 0 { remembered(&Value::text(&long), 0) } else { again(0) };
+        (index(name, offset(number)), info(Value::None))
+    });
+    let names = metadata(vec![], names.collect(), vec![]);
+    // One list of transforms for every place.
+    let list = Value::List(vec![Value::text("stream.zstd/1"); items]);
+    let transforms = (0..times).map(|number| {
+        let list = if number == 0 { remembered(&list, 0) } else { again(0) };
+        (index(Value::text("a"), offset(number)), info(list))
+    });
+    let transforms = metadata(vec![], transforms.collect(), vec![]);
+    // One path of two thousand steps for every name.
+    let path = Value::Tuple(vec![Value::text("step"); items]);
+    let paths = (0..times).map(|number| {
+        let path = if number == 0 { remembered(&path, 0) } else { again(0) };
+        (Value::text(number.to_string()), path)
+    });
+    let paths = metadata(vec![], vec![], paths.collect());
+    // One list of chunks for every tensor.
+    let chunk = Value::object(
+        "m",
+        "ChunkStorageMetadata",
+        vec![("offsets", Value::numbers(&[0])), ("sizes", Value::numbers(&[1]))],
+    );
+    let mut list = vec![again(0); items];
+    list[0] = remembered(&chunk, 0);
+    let properties =
+        Value::Made("m", "TensorProperties", Box::new(Value::Tuple(vec![Value::Global("torch", "uint8")])));
+    let tensors = (0..times).map(|number| {
+        let chunks = if number == 0 { remembered(&Value::List(list.clone()), 1) } else { again(1) };
+        let fields =
+            vec![("properties", properties.clone()), ("size", Value::numbers(&[1])), ("chunks", chunks)];
+        (Value::text(number.to_string()), Value::object("m", "TensorStorageMetadata", fields))
+    });
+    let stored = (0..times).map(|number| (index(Value::text(number.to_string()), 0), info(Value::None)));
+    let chunks = metadata(tensors.collect(), stored.collect(), vec![]);
+    // One long name of a field that nobody knows, thousands of times.
+    let others = [
+        b"cm\nMetadata\n)\x81}(X\x0c\0\0\0storage_data}X\x13\0\0\0state_dict_metadata}".to_vec(),
+        [b"X", &(long.len() as u32).to_le_bytes()[..], long.as_bytes(), b"q\x00N"].concat(),
+        b"h\x00N".repeat(900),
+        b"ub.".to_vec(),
+    ];
+    vec![
+        ("names", names),
+        ("transforms", transforms),
+        ("paths", paths),
+        ("chunks", chunks),
+        ("others", others.concat()),
+    ]
+}
+
+fn metadata_that_stand_for_far_more_take_some_times_their_bytes() {
+    for (what, bytes) in bombs() {
+        let most = taken(|| match Metadata::parse(&bytes) {
+            // A long name that is borrowed for each of its places takes nothing.
+            Ok(_) => assert_eq!(what, "names"),
+            Err(error) => {
+                let said = error.to_string();
+                assert!(said.contains("far more memory than the file has bytes"), "{what}: {said}");
+            }
+        });
+        assert!(most < 200 * bytes.len() + 2 * MIB, "{what}: {most} bytes for {}", bytes.len());
+    }
+}
+
+fn lengths_that_a_pickle_announces_are_not_taken() {
+    let huge = (1_u64 << 62).to_le_bytes();
+    let announcements: [(&str, Vec<u8>); 7] = [
+        ("bytes", [b"\x8e", &huge[..]].concat()),
+        ("text", [b"\x8d", &huge[..]].concat()),
+        ("bytearray", [b"\x96", &huge[..]].concat()),
+        ("long", b"\x8b\xff\xff\xff\x7f".to_vec()),
+        ("frame", [b"\x95", &huge[..], b"N"].concat()),
+        ("memo", b"Nr\xff\xff\xff\x7f".to_vec()),
+        ("memo as text", b"Np2147483647\n".to_vec()),
+    ];
+    for (what, operations) in announcements {
+        let bytes = [b"\x80\x04", &operations[..], b"."].concat();
+        let most = taken(|| drop(Metadata::parse(&bytes).unwrap_err()));
+        assert!(most < MIB, "{what}: {most}");
+    }
+}
+
+/// A checkpoint of one tensor whose item is these bytes.
+fn with_item(bytes: &[u8], directory: &Path, transforms: Vec<String>) {
+    let mut writer = Writer::new();
+    writer.tensor("a", Dtype::Float32, &[3]);
+    let place = writer::Place { transforms, ..writer.append(FILE, bytes) };
+    writer.add_chunk(&[0], &[3], place);
+    writer.write(directory);
+}
+
+/// Reads both ways and verifies: all of them must find something.
+fn fails_within(directory: &Path, what: &str) {
+    let limits = RunLimits { block: 4096, gap: 0, direct: 64 };
+    let ways = [
+        ReadOptions { use_parallel: false, ..ReadOptions::default() },
+        ReadOptions { num_workers: Some(1), limits, ..ReadOptions::default() },
+    ];
+    for options in ways {
+        let most = taken(|| {
+            let read = Checkpoint::open(directory).and_then(|opened| opened.with_options(options).read("a"));
+            let error = read.expect_err(what).to_string();
+            assert!(error.contains(directory.to_str().unwrap()), "{what}: {error}");
+        });
+        assert!(most < 16 * MIB, "{what}: {most}");
+    }
+    let most = taken(|| {
+        let report = verify_checkpoint(directory, &OpenOptions::default(), None).unwrap();
+        assert!(!report.problems.is_empty(), "{what}");
+    });
+    assert!(most < 16 * MIB, "{what}: {most}");
+}
+
+fn lengths_that_an_archive_announces_are_not_taken() {
+    let placed = Item::row_major(Dtype::Float32, &[3], &[1; 12]).placed();
+    let end = placed.bytes.len() - 22 - 20 - 56;
+    let entry = placed.directory.start;
+    // Places in the ends and in the first entry of the directory, and what is written there.
+    for (what, at, number) in [
+        ("entries", end + 32, 1 << 60),
+        ("size of the directory", end + 40, 1 << 60),
+        ("place of the directory", end + 48, 1 << 60),
+        ("size of data.pkl", entry + 20, 0xffff_fffe_ffff_fffe),
+        ("place of data.pkl", entry + 42, 0x6372_6161_ffff_fffe),
+    ] {
+        let mut bytes = placed.bytes.clone();
+        bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
+        let directory = tempfile::tempdir().unwrap();
+        with_item(&bytes, directory.path(), vec![]);
+        fails_within(directory.path(), what);
+    }
+    // A description of sizes that no tensor has.
+    let mut item = Item::row_major(Dtype::Float32, &[3], &[1; 12]);
+    (item.sizes, item.strides) = (vec![i64::MAX as u64; 3], vec![i64::MAX as u64; 3]);
+    let directory = tempfile::tempdir().unwrap();
+    with_item(&item.bytes(), directory.path(), vec![]);
+    fails_within(directory.path(), "sizes");
+    let records = [("data.pkl", b"\x80\x02\x8e\xff\xff\xff\xff\xff\xff\xff\x7f".to_vec())];
+    with_item(&archive(&records, true).bytes, directory.path(), vec![]);
+    fails_within(directory.path(), "data.pkl");
+}
+
+fn a_bomb_is_put_out_early() {
+    let bomb = zstd::encode_all(std::io::Read::take(std::io::repeat(0), 1 << 28), 1).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    with_item(&bomb, directory.path(), vec!["stream.zstd/1".to_owned()]);
+    fails_within(directory.path(), "zstd");
+}
+
+fn lengths_that_safetensors_announce_are_not_taken() {
+    let one = |shape: &str, end: u64| {
+        let json = format!("{{\"a\":{{\"dtype\":\"F32\",\"shape\":{shape},\"data_offsets\":[0,{end}]}}}}");
+        [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat()
+    };
+    for (what, bytes) in [
+        ("header", [&(1_u64 << 62).to_le_bytes()[..], b"{}"].concat()),
+        ("header of the largest size", [&100_000_000_u64.to_le_bytes()[..], b"{}"].concat()),
+        ("shape", one("[4611686018427387904,4611686018427387904]", 12)),
+        ("offsets", one("[1152921504606846976]", 1 << 62)),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("model.safetensors"), &bytes).unwrap();
+        fails_within(directory.path(), what);
+        // The same within a file of a distributed checkpoint.
+        let directory = tempfile::tempdir().unwrap();
+        with_item(&bytes, directory.path(), vec![]);
+        fails_within(directory.path(), what);
+    }
+}
+
+/// One test: what is counted is counted for the whole process.
+#[test]
+fn nothing_takes_memory_because_it_says_so() {
+    metadata_that_stand_for_far_more_take_some_times_their_bytes();
+    lengths_that_a_pickle_announces_are_not_taken();
+    lengths_that_an_archive_announces_are_not_taken();
+    a_bomb_is_put_out_early();
+    lengths_that_safetensors_announce_are_not_taken();
+}
