@@ -204,12 +204,12 @@ fn threads_one_after_another_and_a_naive_model_agree() {
         let directory = if case % 4 == 0 { tempfile::tempdir().unwrap() } else { scratch() };
         let mut writer = Writer { protocol: dice.pick(&[2, 4]), ..Writer::new() };
         let models: Vec<Model> =
-            (0..1 + dice.below(6)).map(|number| tensor(&mut writer, number, &mut dice)).collect();
+            (0..=dice.below(6)).map(|number| tensor(&mut writer, number, &mut dice)).collect();
         writer.write(directory.path());
         let mut checkpoint =
             Checkpoint::open(directory.path()).unwrap_or_else(|error| panic!("case {case}: {error}"));
         for round in 0..3 {
-            let wishes: Vec<Wish<'_>> = (0..1 + dice.below(models.len() * 2))
+            let wishes: Vec<Wish<'_>> = (0..=dice.below(models.len() * 2))
                 .map(|_| {
                     let model = &models[dice.below(models.len())];
                     let is_whole = dice.one_in(3);

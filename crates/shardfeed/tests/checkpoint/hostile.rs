@@ -423,7 +423,7 @@ fn replace(path: &Path, change: impl Fn(Vec<u8>) -> Vec<u8>) {
 fn a_file_that_may_not_be_read_is_an_error_that_names_it() {
     let directory = written(&small());
     let path = directory.path().join(FILE);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
     // Nothing can be denied to root: there the reader has its way, and nothing else can be seen.
     if fs::File::open(&path).is_ok() {
         assert_eq!(read_all(directory.path(), on_threads(1)).unwrap()["b"], item(2).storage);
@@ -528,14 +528,14 @@ fn one_report_names_every_file_that_fails() {
 /// What is told of a read, call by call.
 type Told = Arc<Mutex<Vec<(u64, u64, Option<String>)>>>;
 
-fn listening(options: ReadOptions) -> (ReadOptions, Told) {
+fn listening(options: &ReadOptions) -> (ReadOptions, Told) {
     let told = Told::default();
     let to = Arc::clone(&told);
     let progress = Arc::new(move |progress: shardfeed::checkpoint::ReadProgress<'_>| {
         let finished = progress.finished.map(str::to_owned);
         to.lock().unwrap().push((progress.bytes, progress.bytes_total, finished));
     });
-    (ReadOptions { progress: Some(progress), ..options }, told)
+    (ReadOptions { progress: Some(progress), ..options.clone() }, told)
 }
 
 #[test]
@@ -547,7 +547,7 @@ fn the_first_failure_stops_new_work() {
     }
     let directory = written(&writer);
     for (options, failures_max) in [(one_after_another(), 1), (on_threads(1), 1), (on_threads(3), 3)] {
-        let (options, told) = listening(options);
+        let (options, told) = listening(&options);
         let checkpoint = Checkpoint::open(directory.path()).unwrap().with_options(options);
         let mut memory = vec![vec![0; 60]; 8];
         let mut plan = ReadPlan::new();
@@ -572,7 +572,7 @@ fn progress_reaches_the_total_and_names_everything_once() {
     writer.files.extend(overlapped.files);
     let directory = written(&writer);
     for options in [one_after_another(), on_threads(1), on_threads(5), ReadOptions::default()] {
-        let (options, told) = listening(options);
+        let (options, told) = listening(&options);
         let checkpoint = Checkpoint::open(directory.path()).unwrap().with_options(options);
         let mut names: Vec<String> = checkpoint.tensors().iter().map(|tensor| tensor.name.clone()).collect();
         let mut memory: Vec<Vec<u8>> =

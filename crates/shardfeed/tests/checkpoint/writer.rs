@@ -64,7 +64,9 @@ impl Value {
     fn push(&self, protocol: u8, out: &mut Vec<u8>) {
         let all = |values: &[Self], out: &mut Vec<u8>| {
             out.push(b'(');
-            values.iter().for_each(|value| value.push(protocol, out));
+            for value in values {
+                value.push(protocol, out);
+            }
         };
         match self {
             Self::None => out.push(b'N'),
@@ -315,11 +317,15 @@ pub fn archive(records: &[(&str, Vec<u8>)], has_crc: bool) -> Placed {
 }
 
 fn push_u16s(out: &mut Vec<u8>, numbers: &[u16]) {
-    numbers.iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
+    for number in numbers {
+        out.extend_from_slice(&number.to_le_bytes());
+    }
 }
 
 fn push_u32s(out: &mut Vec<u8>, numbers: &[u32]) {
-    numbers.iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
+    for number in numbers {
+        out.extend_from_slice(&number.to_le_bytes());
+    }
 }
 
 /// Bit by bit, so that it shares nothing with what is tested.
