@@ -27,9 +27,7 @@ const FILE: &str = "__0_0.distcp";
 static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
     let shm = Path::new("/dev/shm");
     let dir = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
-    let dir = dir.join(format!("shardfeed-fuzz-item-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).expect("there is room for a directory");
-    dir
+    dir.join(format!("shardfeed-fuzz-item-{}", std::process::id()))
 });
 
 fn read(options: ReadOptions) -> Result<Vec<u8>, String> {
@@ -38,6 +36,7 @@ fn read(options: ReadOptions) -> Result<Vec<u8>, String> {
 }
 
 fuzz_target!(|bytes: &[u8]| {
+    std::fs::create_dir_all(&*DIRECTORY).expect("there is room for a directory");
     let metadata = METADATA.replace("LENGTH", &bytes.len().to_string());
     std::fs::write(DIRECTORY.join(".metadata"), metadata).expect("there is room for a small file");
     std::fs::write(DIRECTORY.join(FILE), bytes).expect("there is room for a small file");
@@ -51,7 +50,10 @@ fuzz_target!(|bytes: &[u8]| {
             _ => panic!("only one way fails: {one:?}, {other:?}"),
         }
     }
-    let report = verify_checkpoint(&DIRECTORY, &OpenOptions::default(), None).expect("the directory is there");
+    let report =
+        verify_checkpoint(&DIRECTORY, &OpenOptions::default(), None).expect("the directory is there");
     let is_read = read(ReadOptions { verify: true, ..ReadOptions::default() }).is_ok();
     assert!(is_read || !report.problems.is_empty(), "what cannot be read is a problem");
+    // Processes that fuzz come and go; what they wrote goes with them.
+    std::fs::remove_dir_all(&*DIRECTORY).expect("it was written just now");
 });
