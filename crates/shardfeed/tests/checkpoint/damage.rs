@@ -216,22 +216,24 @@ fn chunks_that_lie_over_each_other_are_found() {
 
 #[test]
 fn items_that_share_bytes_are_found_also_behind_a_short_one() {
-    // A long object reaches over two tensors: the second one overlaps it too, though not the first.
+    // A long object reaches over three tensors: the last one overlaps it too, though not the one before.
     let mut writer = Writer::new();
     let item = |seed| Item::row_major(Dtype::Uint8, &[3], &some_bytes(3, seed));
-    writer.whole(FIRST, "a", &item(1)).whole(FIRST, "b", &item(2));
+    writer.whole(FIRST, "a", &item(1)).whole(FIRST, "b", &item(2)).whole(FIRST, "c", &item(3));
     let all = writer.files[FIRST].len() as i64;
     let mut place = writer.place(0, 0).clone();
     place.length = all;
     writer.objects.push(("all".to_owned(), place));
-    let b = start(&mut writer, 1, 0) as u64;
+    let (b, c) = (start(&mut writer, 1, 0) as u64, start(&mut writer, 2, 0) as u64);
     let problems = problems_of(&writer);
     let overlaps: Vec<_> =
         problems.iter().filter(|problem| problem.kind == ProblemKind::OverlappingItems).collect();
-    assert_eq!(overlaps.len(), 2, "{problems:#?}");
+    assert_eq!(overlaps.len(), 3, "{problems:#?}");
     assert_eq!(overlaps[0].offset, 0);
-    let expected = (FIRST, "b", b, ProblemKind::OverlappingItems);
-    assert_eq!(about(overlaps[1], &[&format!("it begins before all has ended, at byte {all}")]), expected);
+    for (problem, name, offset) in [(overlaps[1], "b", b), (overlaps[2], "c", c)] {
+        let words = format!("it begins before all has ended, at byte {all}");
+        assert_eq!(about(problem, &[&words]), (FIRST, name, offset, ProblemKind::OverlappingItems));
+    }
 }
 
 #[test]

@@ -412,10 +412,13 @@ fn a_file_that_changes_after_it_was_opened_is_not_read() {
     }
 }
 
-/// Puts another file in the place of one, as savers do: both are there for an instant, so that they are different files.
+/// Puts another file in the place of one, as savers do: both are there for an instant, so that they are different files. They are of the
+/// same time, as two are that are written within a tick of the clock.
 fn replace(path: &Path, change: impl Fn(Vec<u8>) -> Vec<u8>) {
     let other = path.with_extension("new");
     fs::write(&other, change(fs::read(path).unwrap())).unwrap();
+    let time = fs::metadata(path).unwrap().modified().unwrap();
+    fs::File::options().write(true).open(&other).unwrap().set_modified(time).unwrap();
     fs::rename(other, path).unwrap();
 }
 
