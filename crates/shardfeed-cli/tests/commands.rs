@@ -65,9 +65,14 @@ fn the_commands_of_the_readme_run_as_they_stand() {
     let readme = std::fs::read_to_string(readme).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let commands: Vec<&str> = readme.lines().filter_map(|line| line.strip_prefix("$ shardfeed ")).collect();
-    assert_eq!(commands.len(), 7);
-    let outputs: Vec<String> =
-        commands.iter().map(|line| succeed(dir.path(), &line.split(' ').collect::<Vec<_>>())).collect();
+    assert_eq!(commands.len(), 10);
+    // As a shell would: what is quoted is one word here, too.
+    let words =
+        |line: &&str| line.split(' ').map(|word| word.trim_matches('\'').to_owned()).collect::<Vec<_>>();
+    let outputs: Vec<String> = commands
+        .iter()
+        .map(|line| succeed(dir.path(), &words(line).iter().map(String::as_str).collect::<Vec<_>>()))
+        .collect();
     assert!(outputs[1].contains("tokens       908,101"), "{}", outputs[1]);
     assert!(outputs[2].contains("step       0") && outputs[2].contains("saved epoch 0, position 72"));
     assert!(outputs[3].contains("rank 1 of 5") && outputs[3].contains("step       3"), "{}", outputs[3]);
@@ -77,6 +82,16 @@ fn the_commands_of_the_readme_run_as_they_stand() {
         outputs[6].contains("everything is as it was when its checksums were recorded"),
         "{}",
         outputs[6]
+    );
+    assert!(
+        outputs[7].contains("tensors   7 of 80 elements") && outputs[8].contains("nothing is wrong"),
+        "{}",
+        outputs[8]
+    );
+    assert!(
+        outputs[9].contains("5 tensors") && dir.path().join("try/model/model.safetensors").exists(),
+        "{}",
+        outputs[9]
     );
 }
 

@@ -98,3 +98,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/coordination.md")]
 struct Coordination;
+
+/// So are those of the guide to checkpoints.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/checkpoints.md")]
+struct Checkpoints;

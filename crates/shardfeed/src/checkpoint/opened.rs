@@ -177,7 +177,7 @@ impl Found {
 
     /// Whether ranks saved without talking to each other, each with metadata of its own.
     pub(crate) fn is_rank_local(&self) -> bool {
-        self.described_by[0].starts_with("__")
+        !self.is_raw && self.described_by[0].starts_with("__")
     }
 
     /// Every file, in the order of their numbers.

@@ -1,0 +1,249 @@
+//! `shardfeed ckpt` as people and programs use it.
+
+#[path = "../../shardfeed/tests/checkpoint/writer.rs"]
+#[allow(dead_code)]
+mod writer;
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use shardfeed::checkpoint::{Checkpoint, Dtype, write_sample};
+use writer::{Item, Writer};
+
+fn ckpt(dir: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_shardfeed")).arg("ckpt").args(args).current_dir(dir).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap() + std::str::from_utf8(&output.stderr).unwrap()
+}
+
+fn json(dir: &Path, args: &[&str]) -> Value {
+    let output = ckpt(dir, &[args, &["--json"]].concat());
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(&output)))
+}
+
+fn world() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write_sample(&dir.path().join("saved")).unwrap();
+    dir
+}
+
+/// Changes a byte of a tensor of the sample.
+fn damage(dir: &Path, checkpoint: &str, tensor: &str) {
+    let opened = Checkpoint::open(dir.join(checkpoint)).unwrap();
+    let (item, elements) =
+        (opened.tensor(tensor).unwrap().chunks[0].item.clone(), opened.read(tensor).unwrap().bytes);
+    let path = dir.join(checkpoint).join("__0_0.distcp");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let own = &mut bytes[item.offset as usize..(item.offset + item.length) as usize];
+    let at = own.windows(elements.len()).position(|window| window == elements).unwrap();
+    own[at + 2] ^= 0x40;
+    std::fs::write(&path, bytes).unwrap();
+}
+
+#[test]
+fn inspect_shows_a_tree_and_tells_programs_where_everything_lies() {
+    let dir = world();
+    let shown = text(&ckpt(dir.path(), &["inspect", "saved"]));
+    for line in [
+        "│  ├─ embedding   bfloat16  [6, 4]",
+        "├─ epoch          object",
+        "tensors   7 of 80 elements, 267 B",
+        "objects   3",
+    ] {
+        assert!(shown.contains(line), "{line:?} in\n{shown}");
+    }
+    let shown = text(&ckpt(dir.path(), &["inspect", "saved", "--depth=1"]));
+    assert!(shown.contains("├─ model      5 below") && !shown.contains("embedding"), "{shown}");
+    let report = json(dir.path(), &["inspect", "saved"]);
+    let weight =
+        report["tensors"].as_array().unwrap().iter().find(|tensor| tensor["name"] == "model.weight").unwrap();
+    assert_eq!((&weight["dtype"], weight["bytes"].as_u64()), (&Value::from("float32"), Some(64)));
+    assert_eq!(weight["chunks"][0]["stored"]["file"], "__0_0.distcp");
+}
+
+#[test]
+fn verify_passes_what_is_whole_and_names_what_is_not() {
+    let dir = world();
+    let output = ckpt(dir.path(), &["verify", "saved"]);
+    assert!(
+        output.status.success() && text(&output).contains("compared in all 10 items\nnothing is wrong"),
+        "{}",
+        text(&output)
+    );
+    damage(dir.path(), "saved", "model.bias");
+    std::fs::write(dir.path().join("saved/__7_0.distcp"), "left over").unwrap();
+    let output = ckpt(dir.path(), &["verify", "saved"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output).contains("2 things are wrong:") && text(&output).contains("model.bias at byte"),
+        "{}",
+        text(&output)
+    );
+    let report = json(dir.path(), &["verify", "saved"]);
+    let kinds: Vec<&str> = report["problems"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|problem| problem["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["checksum", "orphan_file"]);
+    assert_eq!(ckpt(dir.path(), &["verify", "nowhere"]).status.code(), Some(3));
+}
+
+#[test]
+fn diff_says_which_tensors_differ_and_by_how_much() {
+    let dir = world();
+    write_sample(&dir.path().join("other")).unwrap();
+    let output = ckpt(dir.path(), &["diff", "saved", "other"]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(
+        text(&output).contains("no difference: 10 the same (7 seen by their checksums alone)"),
+        "{}",
+        text(&output)
+    );
+    let converted = ckpt(dir.path(), &["convert", "saved", "model", "--include=model.*", "--exclude=*.mask"]);
+    assert!(converted.status.success(), "{}", text(&converted));
+    // By content, where one side has no checksums.
+    let report = json(dir.path(), &["diff", "saved", "model"]);
+    let names: Vec<&str> =
+        report["differences"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        names,
+        ["config.betas", "config.lr", "epoch", "model.mask", "optimizer.exp_avg", "optimizer.step"]
+    );
+    assert_eq!((report["same"].as_u64(), report["same_by_checksum"].as_u64()), (Some(4), Some(0)));
+    // The checksum stays as it was, as that of bytes that a disk has changed does: their sums are told apart by reading nothing.
+    let changed = dir.path().join("model/model.safetensors");
+    let mut bytes = std::fs::read(&changed).unwrap();
+    let weight = Checkpoint::open(dir.path().join("model")).unwrap().tensor("model.weight").unwrap().chunks
+        [0]
+    .item
+    .offset;
+    bytes[weight as usize + 4..][..4].copy_from_slice(&3.0_f32.to_le_bytes());
+    std::fs::write(&changed, bytes).unwrap();
+    let report = json(dir.path(), &["diff", "saved", "model"]);
+    let weight =
+        report["differences"].as_array().unwrap().iter().find(|one| one["name"] == "model.weight").unwrap();
+    assert_eq!(
+        (weight["different"].as_u64(), weight["of"].as_u64(), weight["largest"].as_f64()),
+        (Some(1), Some(16), Some(2.0))
+    );
+}
+
+#[test]
+fn convert_writes_what_was_chosen_cast_and_renamed_in_several_files() {
+    let dir = world();
+    let args = [
+        "convert",
+        "saved",
+        "out",
+        "--include=model.*",
+        "--strip-prefix=model.",
+        "--dtype=float64",
+        "--file-size=200",
+    ];
+    let report = json(dir.path(), &args);
+    assert_eq!(
+        (
+            report["tensors"].as_u64(),
+            report["tensors_left_out"].as_u64(),
+            report["objects_left_out"].as_u64()
+        ),
+        (Some(5), Some(2), Some(3))
+    );
+    let (saved, out) = (
+        Checkpoint::open(dir.path().join("saved")).unwrap(),
+        Checkpoint::open(dir.path().join("out")).unwrap(),
+    );
+    assert!(
+        report["files"].as_array().unwrap().len() > 1
+            && dir.path().join("out/model.safetensors.index.json").is_file()
+    );
+    let names: Vec<&str> = out.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(names, ["bias", "embedding", "mask", "transposed", "weight"]);
+    assert_eq!(out.read("mask").unwrap(), saved.read("model.mask").unwrap());
+    let weight: Vec<u8> = (0..16).flat_map(|number| f64::from(number).to_le_bytes()).collect();
+    assert_eq!(out.read("weight").unwrap().bytes, weight);
+    // What is there stays; nothing half-made is left.
+    let again = ckpt(dir.path(), &args);
+    assert!(
+        again.status.code() == Some(2) && text(&again).contains("it is there already"),
+        "{}",
+        text(&again)
+    );
+    let none = ckpt(dir.path(), &["convert", "saved", "none", "--include=nothing"]);
+    assert!(
+        none.status.code() == Some(2) && text(&none).contains("none of its 7 tensors is chosen"),
+        "{}",
+        text(&none)
+    );
+    std::fs::write(dir.path().join("saved/__0_0.distcp"), "cut short").unwrap();
+    let broken = ckpt(dir.path(), &["convert", "saved", "broken"]);
+    assert!(broken.status.code() == Some(3) && text(&broken).contains("cut short"), "{}", text(&broken));
+    let mut left: Vec<String> = std::fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["out", "saved"]);
+}
+
+#[test]
+fn bench_measures_and_draws() {
+    let dir = world();
+    let report =
+        json(dir.path(), &["bench", "saved", "--rounds=1", "--workers=1,2", "--cold", "--svg=speed.svg"]);
+    assert_eq!(report["scores"].as_array().unwrap().len(), 5);
+    let picture = std::fs::read_to_string(dir.path().join("speed.svg")).unwrap();
+    assert!(picture.contains("plain pread") && picture.ends_with("</svg>\n"), "{picture}");
+    assert!(text(&ckpt(dir.path(), &["bench", "saved", "--rounds=1", "--workers=1"])).contains("× pread"));
+}
+
+/// The most memory that a process had, in MiB, and how it ended.
+fn peak_memory(command: &mut Command) -> (u64, bool) {
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    loop {
+        let told = std::fs::read_to_string(&status).unwrap_or_default();
+        let line = told.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kibibytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
+        peak = kibibytes.unwrap_or(0_u64).max(peak);
+        if let Some(ended) = child.try_wait().unwrap() {
+            return (peak >> 10, ended.success());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn converting_a_gibibyte_takes_little_memory_and_eight_take_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = if std::env::var_os("SHARDFEED_LONG").is_some() { 128 } else { 16 };
+    let rows = 4096_u64;
+    let elements: Vec<u8> = (0..rows * 4096).flat_map(|number| (number as f32).to_le_bytes()).collect();
+    let item = Item::row_major(Dtype::Float32, &[rows, 4096], &elements);
+    // Each file is as large as the others, so one is made and copied.
+    let mut writer = Writer::new();
+    for file in 0..files {
+        writer.whole("first", &format!("layers.{file}.weight"), &item);
+        let place = writer.place(file, 0);
+        (place.file, place.offset) = (format!("__{file}_0.distcp"), 0);
+        let bytes = writer.files.remove("first").unwrap();
+        std::fs::create_dir_all(dir.path().join("saved")).unwrap();
+        std::fs::write(dir.path().join(format!("saved/__{file}_0.distcp")), bytes).unwrap();
+    }
+    writer.write(&dir.path().join("saved"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shardfeed"));
+    command.args(["ckpt", "convert", "saved", "out", "--file-size=400M"]).current_dir(dir.path());
+    let (peak, is_done) = peak_memory(&mut command);
+    assert!(is_done);
+    println!("{} MiB converted, {peak} MiB of memory", files * 64);
+    assert!(peak > 1 && peak < 128, "{peak} MiB");
+    let output = ckpt(dir.path(), &["diff", "saved", "out"]);
+    assert!(text(&output).contains(&format!("no difference: {files} the same")), "{}", text(&output));
+}
