@@ -86,11 +86,14 @@ fn tests(setting: &Setting) -> Result<Outcome, Failure> {
 
 fn torch(setting: &Setting) -> Result<Outcome, Failure> {
     torch::ready(&setting.root)?;
+    // As the tests were built: with other features everything would be built again.
     let command =
-        Command::cargo(&["test", "--package", LIBRARY, "--test", "checkpoint", "--all-features", "--locked"])
+        Command::cargo(&["test", "--workspace", "--test", "checkpoint", "--all-features", "--locked"])
             .set("SHARDFEED_MATRIX", torch::MATRIX_FROM_A_CRATE);
     let command = if setting.long { command.with(&["--release"]) } else { command };
-    held(setting, &command.with(&["--", "--ignored", "--nocapture"]))
+    held(setting, &command.with(&["--", "--ignored", "--nocapture"]))?;
+    torch::check_conversion(&setting.root, setting.long)?;
+    Ok(Outcome::Held)
 }
 
 fn examples(setting: &Setting) -> Result<Outcome, Failure> {

@@ -47,7 +47,30 @@ pub(crate) fn ready(root: &Path) -> Result<(), Failure> {
     write(&noted, &scripts)
 }
 
+/// Makes sure that what the command line converts opens with the safetensors package and is what torch reads. The program is the
+/// one that the tests before this were run with.
+pub(crate) fn check_conversion(root: &Path, is_long: bool) -> Result<(), Failure> {
+    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
+    let program = format!("{target}/{}/shardfeed", if is_long { "release" } else { "debug" });
+    let python = Command::inside(root, &Path::new(ENVIRONMENT).join("bin/python"));
+    python.with(&[&format!("{SCRIPTS}/converted.py"), &program, MATRIX]).stream(root)
+}
+
 fn install(root: &Path, python: &Command) -> Result<(), Failure> {
+    // Somebody's own environment is used as it is, and never emptied.
+    if root.join(ENVIRONMENT).is_symlink() {
+        let has_all = python
+            .clone()
+            .with(&["-c", "import torch, safetensors, zstandard, pyzstd"])
+            .probe(root)
+            .is_some();
+        let missing = || {
+            Failure::new(format!(
+                "{ENVIRONMENT} is a link to an environment without what {SCRIPTS}/requirements.txt names"
+            ))
+        };
+        return has_all.then_some(()).ok_or_else(missing);
+    }
     let can = |name: &&&str| {
         Command::program(name, &["-c", "import venv, ensurepip, sys; sys.exit(sys.version_info < (3, 10))"])
             .probe(root)

@@ -102,7 +102,11 @@ fn main() -> ExitCode {
     };
     done.unwrap_or_else(|failure| {
         if !matches!(failure, args::Failure::Closed) {
-            eprintln!("shardfeed: {failure}");
+            // Names come from foreign files: nothing in them moves the cursor.
+            let text = failure.to_string();
+            let shown: String =
+                text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect();
+            eprintln!("shardfeed: {shown}");
         }
         failure.exit_code()
     })

@@ -50,7 +50,8 @@ pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    // Columns wider than any terminal are not lined up; names come from foreign files.
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0).min(400)).collect();
     let mut text = String::new();
     for (index, row) in rows.iter().enumerate() {
         let cells: Vec<String> =

@@ -134,6 +134,48 @@ fn diff_says_which_tensors_differ_and_by_how_much() {
 }
 
 #[test]
+fn diff_looks_at_what_stays_of_chunks_that_overlap_and_at_what_is_no_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let item = |number: f32, count: usize| {
+        Item::row_major(Dtype::Float32, &[count as u64], &number.to_le_bytes().repeat(count))
+    };
+    let save = |name: &str, chunks: &[(&str, u64, Item)]| {
+        let mut writer = Writer::new();
+        writer.tensor("t", Dtype::Float32, &[6]);
+        for (file, at, item) in chunks {
+            writer.chunk(file, &[*at], item);
+        }
+        std::fs::create_dir(dir.path().join(name)).unwrap();
+        writer.write(&dir.path().join(name));
+    };
+    save("one", &[("__0_0.distcp", 0, item(1.0, 4)), ("__1_0.distcp", 2, item(2.0, 4))]);
+    save("other", &[("__1_0.distcp", 2, item(2.0, 4)), ("__0_0.distcp", 0, item(1.0, 4))]);
+    let report = json(dir.path(), &["diff", "one", "other"]);
+    assert_eq!(report["differences"][0]["different"], 2, "{report}");
+    save("none", &[("__0_0.distcp", 0, item(f32::NAN, 6))]);
+    let report = json(dir.path(), &["diff", "one", "none"]);
+    assert_eq!(report["differences"][0]["without_distance"], 6, "{report}");
+    assert!(text(&ckpt(dir.path(), &["diff", "one", "none"])).contains("6 not finite"));
+}
+
+#[test]
+fn names_that_mean_harm_are_printed_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = Writer::new();
+    let item = Item::row_major(Dtype::Uint8, &[1], &[1]);
+    writer.whole("__0_0.distcp", &format!("a{}", ".a".repeat(200_000)), &item);
+    writer.whole("__0_0.distcp", "\u{1b}[2Jclear", &item);
+    writer.write(dir.path());
+    let output = ckpt(dir.path(), &["inspect", "."]);
+    assert!(output.status.success() && !output.stdout.contains(&0x1b));
+    writer.tensors[1].chunks[0].sizes = vec![2];
+    writer.write(dir.path());
+    let output = ckpt(dir.path(), &["inspect", "."]);
+    assert!(output.status.code() == Some(3) && !output.stderr.contains(&0x1b), "{}", text(&output));
+    assert!(text(&output).contains("[2Jclear"), "{}", text(&output));
+}
+
+#[test]
 fn convert_writes_what_was_chosen_cast_and_renamed_in_several_files() {
     let dir = world();
     let args = [

@@ -67,7 +67,9 @@ struct Score {
 }
 
 pub fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
+    let begin = Instant::now();
     let mut checkpoint = args.checkpoint.open()?;
+    let open_s = begin.elapsed().as_secs_f64();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let workers: Vec<usize> = match args.workers.as_slice() {
         [] => (0..10).map(|power| 1 << power).filter(|&count| count <= (2 * cores).max(8)).collect(),
@@ -114,7 +116,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
             .map_err(|error| Failure::Other(format!("{}: cannot write it: {error}", path.display())))?;
     }
     say(&if args.json {
-        format!("{}\n", as_json(&scores, bytes, args.cold))
+        format!("{}\n", as_json(&scores, bytes, args.cold, open_s))
     } else {
         as_text(&scores, bytes, args.cold)
     })?;
@@ -240,7 +242,7 @@ fn as_text(scores: &[Score], bytes: u64, is_cold: bool) -> String {
     )
 }
 
-fn as_json(scores: &[Score], bytes: u64, is_cold: bool) -> Value {
+fn as_json(scores: &[Score], bytes: u64, is_cold: bool, open_s: f64) -> Value {
     let rows: Vec<Value> = scores
         .iter()
         .map(|score| {
@@ -248,7 +250,7 @@ fn as_json(scores: &[Score], bytes: u64, is_cold: bool) -> Value {
             json!({ "reader": name, "threads": threads, "gib_per_s": score.best(), "median": score.median(), "of_pread": ratio(scores, score) })
         })
         .collect();
-    json!({ "bytes": bytes, "cold": is_cold, "scores": rows })
+    json!({ "bytes": bytes, "cold": is_cold, "open_s": open_s, "scores": rows })
 }
 
 /// A name, a colour, and which ways belong to it.

@@ -44,8 +44,8 @@ fn as_json(diff: &CheckpointDiff) -> Value {
                 json!({ "name": name, "kind": "form", "first": first, "second": second })
             }
             DifferenceKind::Bytes => json!({ "name": name, "kind": "bytes" }),
-            DifferenceKind::Elements { different, of, largest, largest_relative } => {
-                json!({ "name": name, "kind": "elements", "different": different, "of": of, "largest": largest, "largest_relative": largest_relative })
+            DifferenceKind::Elements { different, of, without_distance, largest, largest_relative } => {
+                json!({ "name": name, "kind": "elements", "different": different, "of": of, "without_distance": without_distance, "largest": largest, "largest_relative": largest_relative })
             }
         }
     };
@@ -65,12 +65,16 @@ fn as_text(diff: &CheckpointDiff) -> String {
             DifferenceKind::OnlyInSecond => row.push("only in the second".to_owned()),
             DifferenceKind::Form(first, second) => row.push(format!("{first} and {second}")),
             DifferenceKind::Bytes => row.push("another object".to_owned()),
-            DifferenceKind::Elements { different, of, largest, largest_relative } => row.extend([
-                "other numbers".to_owned(),
-                format!("{} of {}", thousands(*different), thousands(*of)),
-                format!("{largest:.3e}"),
-                format!("{largest_relative:.3e}"),
-            ]),
+            DifferenceKind::Elements { different, of, without_distance, largest, largest_relative } => row
+                .extend([
+                    match without_distance {
+                        0 => "other numbers".to_owned(),
+                        some => format!("other numbers, {} not finite", thousands(*some)),
+                    },
+                    format!("{} of {}", thousands(*different), thousands(*of)),
+                    format!("{largest:.3e}"),
+                    format!("{largest_relative:.3e}"),
+                ]),
         }
         rows.push(row);
     }

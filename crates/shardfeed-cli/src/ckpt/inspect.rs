@@ -70,7 +70,7 @@ fn as_text(checkpoint: &Checkpoint, depth: usize) -> String {
             } else {
                 (first.dtype.clone(), first.shape.clone())
             };
-            let bytes = line.leaves.iter().map(|leaf| leaf.bytes).sum();
+            let bytes = line.leaves.iter().map(|leaf| leaf.bytes).fold(0, u64::saturating_add);
             row.extend([
                 dtype,
                 shape,
@@ -95,8 +95,8 @@ fn files(checkpoint: &Checkpoint, items: &[&StoredItem]) -> String {
 
 fn totals(checkpoint: &Checkpoint) -> String {
     let tensors = checkpoint.tensors();
-    let elements = tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum();
-    let bytes = tensors.iter().map(StoredTensor::bytes).sum();
+    let elements = tensors.iter().map(|tensor| tensor.shape.iter().product()).fold(0, u64::saturating_add);
+    let bytes = tensors.iter().map(StoredTensor::bytes).fold(0, u64::saturating_add);
     let on_disk = checkpoint.files().map(|(_, len)| len).sum();
     let mut lines = vec![
         format!(

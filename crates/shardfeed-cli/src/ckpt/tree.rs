@@ -1,5 +1,8 @@
 use std::collections::BTreeMap;
 
+/// Levels of a tree.
+const DEPTH_MAX: usize = 64;
+
 /// Names with dots, as a tree: numbers in their order, and what has one branch only on one line.
 pub struct Tree<T> {
     branches: BTreeMap<Part, Tree<T>>,
@@ -32,7 +35,8 @@ impl<T> Default for Tree<T> {
 impl<T> Tree<T> {
     pub fn insert(&mut self, name: &str, leaf: T) {
         let mut tree = self;
-        for part in name.split('.') {
+        // What is deeper than anybody nests is one part: trees that deep end a program that walks them.
+        for part in name.splitn(DEPTH_MAX, '.') {
             let part = match part.parse() {
                 Ok(number) => Part::Number(number, part.to_owned()),
                 Err(_) => Part::Text(part.to_owned()),

@@ -68,7 +68,7 @@ fn as_text(report: &CheckpointReport) -> String {
         } else {
             format!("{} at byte {}: ", printable(&problem.item), problem.offset)
         };
-        format!("  {}: {place}{}", problem.path.display(), printable(&problem.reason))
+        format!("  {}: {place}{}", printable(&problem.path.display().to_string()), printable(&problem.reason))
     }));
     lines.join("\n") + "\n"
 }

@@ -90,7 +90,7 @@ impl Copying {
     pub fn split(self, block: u64, gap: u64, into: &mut impl FnMut(Self)) {
         let Some((&outer, inner)) = self.dims.split_first() else {
             // Never within an element, and at places that suit the memory.
-            let block = block.next_multiple_of(64).max(64);
+            let block = block.clamp(64, 1 << 40).next_multiple_of(64);
             let mut done = 0;
             while done < self.unit {
                 let unit = block.min(self.unit - done);

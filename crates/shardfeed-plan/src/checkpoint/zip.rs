@@ -208,3 +208,47 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 fn error(offset: u64, reason: impl Into<String>) -> ZipError {
     ZipError { offset, reason: reason.into() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An entry of a directory, with these four-byte fields and extra fields.
+    fn bytes(stored: u32, size: u32, header: u32, extra: &[u8]) -> Vec<u8> {
+        let mut entry = [0; ENTRY];
+        entry[..4].copy_from_slice(b"PK\x01\x02");
+        entry[20..24].copy_from_slice(&stored.to_le_bytes());
+        entry[24..28].copy_from_slice(&size.to_le_bytes());
+        entry[28..30].copy_from_slice(&1_u16.to_le_bytes());
+        entry[30..32].copy_from_slice(&(extra.len() as u16).to_le_bytes());
+        entry[42..46].copy_from_slice(&header.to_le_bytes());
+        [&entry[..], b"n", extra].concat()
+    }
+
+    fn wide(numbers: &[u64]) -> Vec<u8> {
+        let mut field = vec![1, 0, (numbers.len() * 8) as u8, 0];
+        for number in numbers {
+            field.extend_from_slice(&number.to_le_bytes());
+        }
+        field
+    }
+
+    #[test]
+    fn numbers_past_four_gibibytes_are_eight_bytes_wide() {
+        const NONE: u32 = u32::MAX;
+        let large = 5 << 30;
+        let of = |bytes: &[u8]| entry(bytes, u64::MAX).map(|(record, len)| (record.size, record.header, len));
+        assert_eq!(of(&bytes(7, 7, 9, &[])), Ok((7, 9, 47)));
+        // Only those that do not fit are there, in a fixed order, possibly after another field.
+        assert_eq!(of(&bytes(NONE, NONE, 9, &wide(&[large, large]))), Ok((large, 9, 67)));
+        assert_eq!(of(&bytes(7, 7, NONE, &wide(&[large]))), Ok((7, large, 59)));
+        let padded = [b"FB\x02\x00xx", &wide(&[large, large, large + 1])[..]].concat();
+        assert_eq!(of(&bytes(NONE, NONE, NONE, &padded)), Ok((large, large + 1, 81)));
+        assert_eq!(
+            of(&bytes(NONE, NONE, 9, &wide(&[large]))).unwrap_err(),
+            "a length of eight bytes is missing"
+        );
+        assert_eq!(of(&bytes(7, 8, 9, &[])).unwrap_err(), "n is compressed; torch writes no such records");
+        assert_eq!(of(&bytes(7, 7, 9, &[1, 0, 9, 0])).unwrap_err(), "an extra field that is cut short");
+    }
+}

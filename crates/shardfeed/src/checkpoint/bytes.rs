@@ -3,7 +3,7 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use super::directory::FileFacts;
+use super::directory::{CHANGED, FileFacts};
 use super::options::DirectIo;
 
 /// Ranges from which it pays to pass the cache by.
@@ -36,9 +36,12 @@ impl FileBytes {
         Ok(Self { file, direct, choice, bounce, bytes_read: 0, bytes_direct: 0 })
     }
 
-    /// Gives back memory for the next file.
-    pub(crate) fn into_bounce(self) -> Vec<u8> {
-        self.bounce
+    /// Gives back memory for the next file, if this one stayed what it was while it was read.
+    pub(crate) fn close(self, facts: &FileFacts) -> Result<Vec<u8>, String> {
+        match facts.is_same(&self.file) {
+            Ok(true) => Ok(self.bounce),
+            _ => Err(CHANGED.to_owned()),
+        }
     }
 
     /// Fills all of `into` with what lies at `offset`.
@@ -51,11 +54,11 @@ impl FileBytes {
             match self.read_direct(offset, into) {
                 Ok(()) => {
                     self.bytes_direct += into.len() as u64;
+                    self.forget_looks(offset, into.len());
                     return Ok(());
                 }
-                // Some file systems refuse only now.
-                Err(error) if error.kind() == ErrorKind::InvalidInput => self.direct = None,
-                Err(error) => return Err(cannot(&error, offset, into.len())),
+                // Some file systems refuse only now. If it is something else, the ordinary way meets it too, and says it.
+                Err(_) => self.direct = None,
             }
         }
         self.file.read_exact_at(into, offset).map_err(|error| cannot(&error, offset, into.len()))
@@ -96,6 +99,15 @@ impl FileBytes {
             );
             !matches!(look, Err(rustix::io::Errno::AGAIN))
         })
+    }
+
+    /// Looking into the cache makes the system read there, and who looks next would take what it finds for a file that is cached.
+    fn forget_looks(&self, offset: u64, len: usize) {
+        if self.choice == DirectIo::Auto {
+            // Advice: where it is not taken, a later read is slower and as right.
+            let len = std::num::NonZeroU64::new(len as u64);
+            let _ = rustix::fs::fadvise(&self.file, offset, len, rustix::fs::Advice::DontNeed);
+        }
     }
 
     fn read_direct(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {

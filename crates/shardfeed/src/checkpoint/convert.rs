@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde_json::json;
-use shardfeed_plan::checkpoint::{Dtype, StoredTensor};
+use shardfeed_plan::checkpoint::{Dtype, RunLimits, StoredTensor};
 
+use super::bytes::make_room;
 use super::number::cast;
 use super::opened::Checkpoint;
-use super::options::{ReadOptions, ReadProgress, TellProgress};
+use super::options::{DirectIo, ReadOptions, ReadProgress, TellProgress};
 use super::slabs::for_each_slab;
 use super::wanted::ReadPlan;
 use crate::error::{Error, Result};
@@ -76,7 +77,10 @@ pub fn convert_checkpoint(
     out: &Path,
     options: &ConvertOptions,
 ) -> Result<Converted> {
-    if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
+    if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some())
+        || out.is_file()
+        || out.is_symlink()
+    {
         return Err(Error::Invalid(format!(
             "{}: it is there already; remove it, or name another directory",
             out.display()
@@ -97,9 +101,7 @@ pub fn convert_checkpoint(
     let name = out
         .file_name()
         .ok_or_else(|| Error::Invalid(format!("{}: no name for a directory", out.display())))?;
-    let unfinished =
-        Unfinished(parent.join(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id())));
-    std::fs::create_dir_all(&unfinished.0).map_err(|error| Error::io(&unfinished.0, "create it", error))?;
+    let unfinished = Unfinished::beside(parent, &name.to_string_lossy())?;
     Writer { checkpoint, options, done: AtomicU64::new(0), bytes: converted.bytes }.write(
         &unfinished.0,
         &converted.files,
@@ -108,6 +110,7 @@ pub fn convert_checkpoint(
     if files.len() > 1 {
         write_index(&unfinished.0, &converted, &files)?;
     }
+    sync_directory(&unfinished.0)?;
     // An empty directory may be there; anything else stays.
     let moved = std::fs::remove_dir(out).or_else(|error| if out.exists() { Err(error) } else { Ok(()) });
     moved
@@ -165,7 +168,9 @@ fn choose<'a>(checkpoint: &'a Checkpoint, options: &ConvertOptions) -> Result<Ve
             continue;
         }
         let dtype = options.dtype.filter(|_| tensor.dtype.is_float()).unwrap_or(tensor.dtype);
-        if dtype.safetensors_name().is_none() {
+        // Two elements of four bits are no tensor without dimensions.
+        let is_pair = dtype == Dtype::Float4E2m1fnX2 && tensor.shape.is_empty();
+        if dtype.safetensors_name().is_none() || is_pair {
             return Err(Error::Invalid(format!(
                 "{name}: safetensors files cannot hold {dtype}; leave it out (exclude), or keep the checkpoint as it is"
             )));
@@ -263,6 +268,24 @@ fn write_index(directory: &Path, converted: &Converted, files: &[Vec<Chosen<'_>>
 /// A directory that goes away unless it was renamed.
 struct Unfinished(PathBuf);
 
+impl Unfinished {
+    /// A new one: what another process has left behind is not taken up.
+    fn beside(parent: &Path, name: &str) -> Result<Self> {
+        for attempt in 0..1000 {
+            let path = parent.join(format!(".{name}.{}.{attempt}.tmp", std::process::id()));
+            match std::fs::create_dir(&path) {
+                Ok(()) => return Ok(Self(path)),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(Error::io(path, "create it", error)),
+            }
+        }
+        Err(Error::Invalid(format!(
+            "{}: a thousand unfinished conversions lie there (.{name}.*.tmp); remove them",
+            parent.display()
+        )))
+    }
+}
+
 impl Drop for Unfinished {
     fn drop(&mut self) {
         // After the rename there is nothing; if it cannot be removed, its name says what it is.
@@ -281,7 +304,6 @@ struct Writer<'a> {
 struct Slab<'a> {
     chosen: &'a Chosen<'a>,
     ranges: Vec<Range<u64>>,
-    file: &'a File,
     path: &'a Path,
     /// Where the tensor begins in the file.
     start: u64,
@@ -297,37 +319,53 @@ impl Writer<'_> {
             let create = || {
                 let file = File::create_new(&path)?;
                 file.set_len(header.len() as u64 + bytes)?;
-                file.write_all_at(&header, 0)?;
-                Ok(file)
+                file.write_all_at(&header, 0)
             };
-            let file = create().map_err(|error| Error::io(&path, "write it", error))?;
-            opened.push((path, file, header.len() as u64));
+            create().map_err(|error| Error::io(&path, "write it", error))?;
+            opened.push((path, header.len() as u64));
         }
         let mut slabs = Vec::new();
-        for ((path, file, header), tensors) in opened.iter().zip(files) {
+        for ((path, header), tensors) in opened.iter().zip(files) {
             let mut start = *header;
             for chosen in tensors {
-                chosen.pieces(&mut |ranges| slabs.push(Slab { chosen, ranges, file, path, start }));
+                chosen.pieces(&mut |ranges| slabs.push(Slab { chosen, ranges, path, start }));
                 start += chosen.bytes();
             }
         }
-        // A slab as it was, as it will be, and what reading it takes.
+        // What a thread holds: a slab as it was, what reading it takes, and as it will be; what is compressed is a slab as a whole.
+        let element = |slab: &Slab<'_>| (slab.chosen.tensor.dtype.bytes(), slab.chosen.dtype.bytes());
+        let bytes = |slab: &Slab<'_>| {
+            let count: u64 = slab.ranges.iter().map(|range| range.end - range.start).product();
+            let (from, to) = element(slab);
+            count.saturating_mul(2 * from + to)
+        };
+        let each = slabs.iter().map(bytes).max().unwrap_or(0).max(1);
         let budget = self.options.memory_budget.unwrap_or(MEMORY_BYTES);
-        let threads = default_threads().min((budget / (4 * SLAB_BYTES)).max(1) as usize);
+        let threads = default_threads().min((budget / each).max(1) as usize);
         map_in_parallel(&slabs, threads, |slab| self.copy(slab))?;
-        for (path, file, _) in &opened {
-            file.sync_all().map_err(|error| Error::io(path, "write it", error))?;
+        for (path, _) in &opened {
+            let sync = || File::open(path)?.sync_all();
+            sync().map_err(|error| Error::io(path, "write it", error))?;
         }
-        sync_directory(directory)
+        Ok(())
     }
 
     fn copy(&self, slab: &Slab<'_>) -> Result<()> {
         let (tensor, dtype) = (slab.chosen.tensor, slab.chosen.dtype);
         let count: u64 = slab.ranges.iter().map(|range| range.end - range.start).product();
-        let mut bytes = vec![0; (count * tensor.dtype.bytes()) as usize];
+        let mut bytes = Vec::new();
+        make_room(&mut bytes, count * tensor.dtype.bytes())
+            .map_err(|reason| Error::Invalid(format!("{}: {reason}", tensor.name)))?;
         let mut plan = ReadPlan::new();
         plan.read_slice(&tensor.name, &slab.ranges, &mut bytes);
-        let options = ReadOptions { num_workers: Some(1), ..self.checkpoint.options.clone() };
+        // In blocks no larger than a slab, and through the cache: what is written takes longer than what is read.
+        let limits = RunLimits { block: SLAB_BYTES, ..RunLimits::default() };
+        let options = ReadOptions {
+            num_workers: Some(1),
+            limits,
+            direct_io: DirectIo::Never,
+            ..self.checkpoint.options.clone()
+        };
         self.checkpoint.read_into_with(plan, &options)?;
         if dtype != tensor.dtype {
             let mut numbers = Vec::new();
@@ -335,8 +373,10 @@ impl Writer<'_> {
             bytes = numbers;
         }
         let failed = |error| Error::io(slab.path, "write it", error);
+        // Opened for each: there may be more files than may be open at a time.
+        let file = File::options().write(true).open(slab.path).map_err(failed)?;
         for (at, part) in rows(&tensor.shape, &slab.ranges, dtype.bytes(), &bytes) {
-            slab.file.write_all_at(part, slab.start + at).map_err(failed)?;
+            file.write_all_at(part, slab.start + at).map_err(failed)?;
         }
         let done = self.done.fetch_add(bytes.len() as u64, Relaxed) + bytes.len() as u64;
         if let Some(progress) = &self.options.progress {

@@ -5,6 +5,9 @@ use std::time::SystemTime;
 
 use crate::error::{Error, Result};
 
+/// What is said of a file that is no longer what it was.
+pub(crate) const CHANGED: &str = "it changed after the checkpoint was opened; open it again, and do not write into checkpoints that are in use";
+
 /// The directory of a checkpoint, and what its files were like when it was opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
@@ -99,7 +102,7 @@ impl FileFacts {
         let cannot = |error: std::io::Error| format!("cannot open it: {error}");
         let file = File::open(&self.path).map_err(cannot)?;
         if !self.is_same(&file).map_err(cannot)? {
-            return Err("it changed after the checkpoint was opened; open it again, and do not write into checkpoints that are in use".to_owned());
+            return Err(CHANGED.to_owned());
         }
         Ok(file)
     }

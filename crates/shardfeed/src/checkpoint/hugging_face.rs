@@ -18,7 +18,7 @@ const INDEX_BYTES_MAX: u64 = 512 << 20;
 
 /// A directory of safetensors files: those that its index names, or all that there are.
 pub(super) fn open(directory: Directory, names: &[String]) -> Result<Found> {
-    let files = named_files(&directory, names)?;
+    let (files, map) = named_files(&directory, names)?;
     if files.is_empty() {
         let why = "no checkpoint: it has neither .metadata (or __0.metadata) nor *.safetensors files; give the directory that torch.distributed.checkpoint.save was given";
         return Err(refused(directory.root(), why.to_owned()));
@@ -30,10 +30,22 @@ pub(super) fn open(directory: Directory, names: &[String]) -> Result<Found> {
     let (mut parts, mut failures) = (BTreeMap::<String, StoredTensor>::new(), Vec::new());
     for (name, header) in files.iter().zip(headers) {
         let file = found.metadata.file(name);
-        if let Err(reason) = header.and_then(|header| collect(&mut parts, file, &header)) {
+        let expected = map.iter().filter(|(_, file)| file == name).map(|(tensor, _)| tensor);
+        let added = header.and_then(|header| {
+            match expected.clone().find(|tensor| !header.tensors.contains_key(*tensor)) {
+                Some(missing) => {
+                    Err(format!("the index says that {missing} is in it, and it is not; copy both again"))
+                }
+                None => collect(&mut parts, file, &header),
+            }
+        });
+        if let Err(reason) = added {
             failures.push(found.failure(name, reason));
         }
     }
+    failures.extend(missing_of_series(&files).into_iter().map(|name| {
+        found.failure(&name, "the file is missing: others say by their names that it is one of theirs; copy the checkpoint again".to_owned())
+    }));
     if !failures.is_empty() {
         return Err(Error::CheckpointDamaged(Failures(failures)));
     }
@@ -42,25 +54,51 @@ pub(super) fn open(directory: Directory, names: &[String]) -> Result<Found> {
     Ok(found)
 }
 
-fn named_files(directory: &Directory, names: &[String]) -> Result<Vec<String>> {
+/// Names and the files that they are in.
+type WeightMap = Vec<(String, String)>;
+
+/// Files of a series such as `model-00002-of-00003.safetensors` that are not there.
+fn missing_of_series(files: &[String]) -> BTreeSet<String> {
+    let mut missing = BTreeSet::new();
+    for file in files {
+        let parts = file.strip_suffix(".safetensors").and_then(|stem| stem.rsplit_once("-of-"));
+        let Some(((lead, number), count)) =
+            parts.and_then(|(rest, count)| Some((rest.rsplit_once('-')?, count)))
+        else {
+            continue;
+        };
+        let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+        if let (true, true, Ok(last)) = (is_number(number), is_number(count), count.parse::<u32>()) {
+            let series = (1..=last).map(|number| format!("{lead}-{number:05}-of-{count}.safetensors"));
+            missing.extend(series.filter(|name| files.binary_search(name).is_err()));
+        }
+    }
+    missing
+}
+
+fn named_files(directory: &Directory, names: &[String]) -> Result<(Vec<String>, WeightMap)> {
     let mut indexes = names.iter().filter(|name| name.ends_with(".safetensors.index.json"));
     let (Some(index), None) = (indexes.next(), indexes.next()) else {
-        return Ok(names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect());
+        return Ok((
+            names.iter().filter(|name| name.ends_with(".safetensors")).cloned().collect(),
+            Vec::new(),
+        ));
     };
     let refuse = |reason: String| refused(&directory.root().join(index), reason);
     let bytes = directory.read_small(index, INDEX_BYTES_MAX).map_err(refuse)?;
     let parsed: Value =
         serde_json::from_slice(&bytes).map_err(|error| refuse(format!("not JSON: {error}")))?;
     let map = parsed.get("weight_map").and_then(Value::as_object);
-    let files: Option<BTreeSet<String>> =
-        map.and_then(|map| map.values().map(|file| file.as_str().map(str::to_owned)).collect());
-    let files = files.ok_or_else(|| refuse("it has no weight_map of names and files".to_owned()))?;
+    let pair = |(name, file): (&String, &Value)| Some((name.clone(), file.as_str()?.to_owned()));
+    let map: Option<WeightMap> = map.and_then(|map| map.iter().map(pair).collect());
+    let map = map.ok_or_else(|| refuse("it has no weight_map of names and files".to_owned()))?;
+    let files: BTreeSet<String> = map.iter().map(|(_, file)| file.clone()).collect();
     if let Some(outside) = files.iter().find(|file| !safe_path(file)) {
         return Err(refuse(format!(
             "the file {outside:?} would lie outside of the checkpoint; it is not read"
         )));
     }
-    Ok(files.into_iter().collect())
+    Ok((files.into_iter().collect(), map))
 }
 
 fn read_header(directory: &Directory, name: &str) -> Result<SafetensorsHeader, String> {

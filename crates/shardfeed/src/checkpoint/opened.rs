@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use shardfeed_plan::checkpoint::{Cover, Metadata, StoredItem, StoredObject, StoredTensor};
+use shardfeed_plan::checkpoint::{Cover, Metadata, StoredChunk, StoredItem, StoredObject, StoredTensor};
 
 use super::directory::{Directory, FileFacts};
 use super::hugging_face;
@@ -211,7 +211,20 @@ impl Found {
                 reason,
             })
         });
-        past.collect()
+        let mut failures: Vec<ItemFailure> = past.collect();
+        for tensor in &self.metadata.tensors {
+            for (chunk, reason) in
+                tensor.chunks.iter().filter_map(|chunk| Some((chunk, implausible(tensor, chunk)?)))
+            {
+                failures.push(ItemFailure {
+                    path: self.path_of(&self.metadata.files[chunk.item.file as usize]),
+                    item: tensor.name.clone(),
+                    offset: chunk.item.offset,
+                    reason,
+                });
+            }
+        }
+        failures
     }
 
     pub(crate) fn failure(&self, file: &str, reason: String) -> ItemFailure {
@@ -232,6 +245,25 @@ impl Found {
 
 pub(crate) fn refused(path: &Path, reason: String) -> Error {
     Error::CheckpointRefused { path: path.to_owned(), reason }
+}
+
+/// Why a chunk cannot be stored in so few bytes: nothing is made room for that cannot be there.
+pub(crate) fn implausible(tensor: &StoredTensor, chunk: &StoredChunk) -> Option<String> {
+    /// Bytes that a byte can become when it is decompressed: zstd says "128 KiB of these" in four.
+    const GROWTH_MAX: u64 = 1 << 16;
+    let bytes = chunk.part.volume().saturating_mul(tensor.dtype.bytes());
+    let stored = chunk.item.length;
+    let most = if chunk.item.transforms.is_empty() {
+        stored
+    } else {
+        let layers = u32::try_from(chunk.item.transforms.len()).unwrap_or(u32::MAX);
+        stored.saturating_mul(GROWTH_MAX.saturating_pow(layers)).saturating_add(1 << 20)
+    };
+    (bytes > most).then(|| {
+        format!(
+            "{bytes} bytes of elements cannot be stored in {stored}; the metadata are damaged, or mean harm"
+        )
+    })
 }
 
 /// The name that shares most of its parts with one that is not there.

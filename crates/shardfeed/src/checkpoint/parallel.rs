@@ -11,7 +11,7 @@ use super::opened::Checkpoint;
 use super::options::{ReadOptions, ReadProgress};
 use super::read::{ReadStats, check_crc, compare_crc, decoded_bytes_max};
 use super::undo::undo;
-use super::wanted::Wanted;
+use super::wanted::{Wanted, bytes_wanted};
 use super::workers::{memory_budget, workers_for};
 use crate::failures::ItemFailure;
 
@@ -29,7 +29,8 @@ pub(crate) fn read(
     names: &[String],
     options: &ReadOptions,
 ) -> Result<ReadStats, Vec<ItemFailure>> {
-    let job = Job::new(checkpoint, destinations, names, options);
+    let left = bytes_wanted(checkpoint, &wanted, names.len());
+    let job = Job::new(checkpoint, destinations, names, left, options);
     // Chunks that lie over each other are read in the order in which the stock reader takes them, one after another.
     let order = file_order(checkpoint, &wanted);
     let (mut in_turn, apart): (Vec<Wanted>, Vec<Wanted>) =
@@ -97,6 +98,7 @@ impl<'a> Job<'a> {
         checkpoint: &'a Checkpoint,
         destinations: &'a Destinations<'a>,
         names: &'a [String],
+        left: Vec<u64>,
         options: &'a ReadOptions,
     ) -> Self {
         let lens = (0..names.len()).map(|index| destinations.len(index) as u64);
@@ -106,7 +108,7 @@ impl<'a> Job<'a> {
             names,
             options,
             headers: Headers::default(),
-            left: lens.clone().map(AtomicU64::new).collect(),
+            left: left.into_iter().map(AtomicU64::new).collect(),
             bytes: AtomicU64::new(0),
             bytes_total: lens.sum(),
             bytes_read: AtomicU64::new(0),
@@ -344,16 +346,14 @@ impl<'a> Job<'a> {
     fn came(&self, destination: u32, bytes: u64) {
         self.bytes.fetch_add(bytes, Relaxed);
         let left = &self.left[destination as usize];
-        // Chunks that overlap bring more than is waited for.
-        let before =
-            left.fetch_update(Relaxed, Relaxed, |left| Some(left.saturating_sub(bytes))).unwrap_or(0);
-        let is_last = before > 0 && before <= bytes;
+        let is_last = left.fetch_sub(bytes, Relaxed) == bytes;
         self.tell(is_last.then(|| self.names[destination as usize].as_str()));
     }
 
     fn tell(&self, finished: Option<&str>) {
         if let Some(progress) = &self.options.progress {
             progress(ReadProgress {
+                // Chunks that overlap bring some bytes twice.
                 bytes: self.bytes.load(Relaxed).min(self.bytes_total),
                 bytes_total: self.bytes_total,
                 finished,
@@ -402,7 +402,9 @@ impl<'a> Job<'a> {
                     failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
                 }
             }
-            worker.close(self);
+            if let Err(failure) = worker.close(self) {
+                failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
+            }
         };
         if workers <= 1 {
             run();
@@ -456,7 +458,7 @@ impl Worker {
     /// The file of this number; the one before is closed.
     fn open(&mut self, job: &Job<'_>, number: u32) -> Result<&mut FileBytes, String> {
         if self.file.as_ref().is_none_or(|(open, _)| *open != number) {
-            self.close(job);
+            self.close(job).map_err(|failure| failure.reason)?;
             let facts = &job.checkpoint.files[number as usize];
             let file = FileBytes::open(facts, job.options.direct_io, std::mem::take(&mut self.bounce))?;
             self.file = Some((number, file));
@@ -464,11 +466,15 @@ impl Worker {
         Ok(&mut self.file.as_mut().expect("it was just opened").1)
     }
 
-    fn close(&mut self, job: &Job<'_>) {
-        if let Some((_, file)) = self.file.take() {
-            job.bytes_read.fetch_add(file.bytes_read, Relaxed);
-            job.bytes_direct.fetch_add(file.bytes_direct, Relaxed);
-            self.bounce = file.into_bounce();
-        }
+    /// A file that was written to while it was read has given a mixture.
+    fn close(&mut self, job: &Job<'_>) -> Result<(), ItemFailure> {
+        let Some((number, file)) = self.file.take() else { return Ok(()) };
+        job.bytes_read.fetch_add(file.bytes_read, Relaxed);
+        job.bytes_direct.fetch_add(file.bytes_direct, Relaxed);
+        let facts = &job.checkpoint.files[number as usize];
+        let changed =
+            |reason| ItemFailure { path: facts.path.clone(), item: String::new(), offset: 0, reason };
+        self.bounce = file.close(facts).map_err(changed)?;
+        Ok(())
     }
 }

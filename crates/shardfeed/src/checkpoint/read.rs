@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use shardfeed_plan::checkpoint::{Dtype, StoredChunk, StoredTensor};
 
-use super::bytes::FileBytes;
+use super::bytes::{FileBytes, make_room};
 use super::destination::Destinations;
 use super::locate::Located;
 use super::opened::Checkpoint;
@@ -42,6 +42,16 @@ pub struct ReadStats {
     pub workers: usize,
 }
 
+impl ReadStats {
+    fn add(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.bytes_read += other.bytes_read;
+        self.bytes_direct += other.bytes_direct;
+        self.reads += other.reads;
+        self.workers = self.workers.max(other.workers);
+    }
+}
+
 impl Checkpoint {
     /// A whole tensor.
     pub fn read(&self, name: &str) -> Result<TensorData> {
@@ -73,6 +83,44 @@ impl Checkpoint {
             shape: ranges.map_or_else(|| tensor.shape.clone(), sizes),
             bytes,
         })
+    }
+
+    /// Tensors one after another, as they are complete, in memory of their own: some hundred megabytes are read at a time, and each is let go
+    /// of when `each` is done with it.
+    pub fn read_each<'n>(
+        &self,
+        names: impl IntoIterator<Item = &'n str>,
+        mut each: impl FnMut(&str, TensorData) -> Result<()>,
+    ) -> Result<ReadStats> {
+        /// Bytes that are read together, unless one tensor has more.
+        const TOGETHER: u64 = 256 << 20;
+        let mut names = names.into_iter().peekable();
+        let mut stats = ReadStats::default();
+        while names.peek().is_some() {
+            let (mut group, mut bytes) = (Vec::new(), 0);
+            while let Some(name) = names.peek() {
+                let tensor = &self.tensors()[self.tensor_index(name)?];
+                if !group.is_empty() && bytes + tensor.bytes() > TOGETHER {
+                    break;
+                }
+                bytes += tensor.bytes();
+                let mut memory = Vec::new();
+                make_room(&mut memory, tensor.bytes())
+                    .map_err(|reason| Error::Invalid(format!("{name}: {reason}")))?;
+                group.push((
+                    *name,
+                    TensorData { dtype: tensor.dtype, shape: tensor.shape.clone(), bytes: memory },
+                ));
+                names.next();
+            }
+            let mut plan = ReadPlan::new();
+            for (name, tensor) in &mut group {
+                plan.read(name, &mut tensor.bytes);
+            }
+            stats.add(self.read_into(plan)?);
+            group.into_iter().try_for_each(|(name, tensor)| each(name, tensor))?;
+        }
+        Ok(stats)
     }
 
     /// Everything that a plan asks for, into its memory. If anything fails, all failures that were met are in the error, and what is

@@ -6,7 +6,7 @@ use super::opened::Checkpoint;
 use super::options::{DirectIo, ReadOptions, ReadProgress};
 use super::read::{ReadStats, decoded_bytes_max};
 use super::undo::undo;
-use super::wanted::{ReadPlan, Wanted};
+use super::wanted::{ReadPlan, Wanted, bytes_wanted};
 use crate::failures::ItemFailure;
 
 /// Reads item after item, each whole, and copies element after element: simple enough to be believed at a glance.
@@ -27,7 +27,7 @@ pub(crate) fn read(
         }
     }
     // Bytes that each destination still waits for.
-    let mut left: Vec<u64> = plan.wishes.iter().map(|wish| wish.memory.len() as u64).collect();
+    let mut left = bytes_wanted(checkpoint, wanted, plan.wishes.len());
     let tell = |bytes: u64, finished: Option<&str>| {
         if let Some(progress) = &options.progress {
             // Chunks that overlap bring more than is waited for.
@@ -43,9 +43,8 @@ pub(crate) fn read(
             let bytes = want.part.volume() * checkpoint.tensors()[want.tensor].dtype.bytes();
             stats.bytes += bytes;
             let left = &mut left[want.destination as usize];
-            let is_last = *left > 0 && *left <= bytes;
-            *left = left.saturating_sub(bytes);
-            tell(stats.bytes, is_last.then(|| plan.wishes[want.destination as usize].name.as_str()));
+            *left -= bytes;
+            tell(stats.bytes, (*left == 0).then(|| plan.wishes[want.destination as usize].name.as_str()));
         }
     }
     Ok(stats)
@@ -80,7 +79,9 @@ fn read_one(
         super::read::check_crc(&located, &item).map_err(fail)?;
     }
     copy(&located, &item, want, memory);
-    Ok(file.bytes_read)
+    let bytes_read = file.bytes_read;
+    file.close(facts).map_err(fail)?;
+    Ok(bytes_read)
 }
 
 fn copy(located: &Located, item: &[u8], want: &Wanted, memory: &mut [u8]) {

@@ -1,4 +1,4 @@
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,7 +8,7 @@ use shardfeed_plan::checkpoint::{Cover, StoredChunk, StoredItem, StoredTensor, Z
 use super::bytes::FileBytes;
 use super::directory::FileFacts;
 use super::locate::{Headers, Reason, Windows, locate, locate_in};
-use super::opened::{Found, OpenOptions};
+use super::opened::{Found, OpenOptions, implausible};
 use super::options::{DirectIo, ReadProgress, TellProgress};
 use super::read::{OBJECT_BYTES_MAX, compare_crc, decoded_bytes_max};
 use super::undo::undo;
@@ -129,8 +129,37 @@ pub fn verify_checkpoint(
         }
         Err(error) => return Err(error),
     };
-    Verifier { found: &found, files: found.look_at_files(), report, done: AtomicU64::new(0), progress }
-        .run(options)
+    // What ranks saved on their own under one name is looked at for each of them.
+    let mut others = Vec::new();
+    if found.is_rank_local() && options.rank.is_none() {
+        for name in &found.described_by {
+            let rank = name.strip_prefix("__").and_then(|name| name.strip_suffix(".metadata")?.parse().ok());
+            others.push(Found::open(path, &OpenOptions { rank, ..options.clone() })?);
+        }
+    }
+    let mut merged = CheckpointReport::default();
+    for own in others.iter().filter(|_| others.len() > 1) {
+        let mut verifier = Verifier::new(own, progress);
+        verifier.conflicts(&found);
+        verifier.items();
+        merged.problems.append(&mut verifier.report.problems);
+        merged.items_with_checksums += verifier.report.items_with_checksums;
+        merged.items_without += verifier.report.items_without;
+    }
+    let mut verifier = Verifier::new(&found, progress);
+    verifier.forms();
+    if merged.items_with_checksums + merged.items_without == 0 {
+        verifier.items();
+    } else {
+        verifier.report.items_with_checksums = merged.items_with_checksums;
+        verifier.report.items_without = merged.items_without;
+        verifier.report.problems.append(&mut merged.problems);
+    }
+    verifier.orphans(options)?;
+    let mut report = verifier.report;
+    report.problems.sort();
+    report.problems.dedup();
+    Ok(report)
 }
 
 struct Verifier<'a> {
@@ -156,13 +185,22 @@ struct Checked {
     problem: Option<(ProblemKind, String)>,
 }
 
-impl Verifier<'_> {
-    fn run(mut self, options: &OpenOptions) -> Result<CheckpointReport> {
+impl<'a> Verifier<'a> {
+    fn new(found: &'a Found, progress: Option<&'a TellProgress>) -> Self {
+        let metadata = &found.metadata;
+        let report = CheckpointReport {
+            tensors: metadata.tensors.len(),
+            objects: metadata.objects.len(),
+            files: metadata.files.len(),
+            bytes: found.items().map(|(_, item)| item.length).fold(0, u64::saturating_add),
+            ..CheckpointReport::default()
+        };
+        Self { found, files: found.look_at_files(), report, done: AtomicU64::new(0), progress }
+    }
+
+    /// What is there to be looked at.
+    fn forms(&mut self) {
         let metadata = &self.found.metadata;
-        self.report.tensors = metadata.tensors.len();
-        self.report.objects = metadata.objects.len();
-        self.report.files = metadata.files.len();
-        self.report.bytes = self.found.items().map(|(_, item)| item.length).sum();
         for (name, facts) in metadata.files.iter().zip(&self.files) {
             if let Err(reason) = facts {
                 self.report.problems.push(self.problem(
@@ -186,10 +224,24 @@ impl Verifier<'_> {
             let file = &self.found.described_by[0];
             self.report.problems.push(self.problem(file, &tensor.name, 0, kind, reason));
         }
-        self.items();
-        self.orphans(options)?;
-        self.report.problems.sort();
-        Ok(self.report)
+    }
+
+    /// What a rank saved as something else than those before it.
+    fn conflicts(&mut self, all: &Found) {
+        let known: HashMap<&str, &StoredTensor> =
+            all.metadata.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        for tensor in &self.found.metadata.tensors {
+            let Some(other) = known.get(tensor.name.as_str()) else { continue };
+            if (other.dtype, &other.shape) != (tensor.dtype, &tensor.shape) {
+                let reason = format!(
+                    "this rank saved {} of shape {:?}, and another one {} of shape {:?} under the same name",
+                    tensor.dtype, tensor.shape, other.dtype, other.shape
+                );
+                let problem =
+                    self.problem(&self.found.described_by[0], &tensor.name, 0, ProblemKind::Metadata, reason);
+                self.report.problems.push(problem);
+            }
+        }
     }
 
     fn items(&mut self) {
@@ -266,6 +318,8 @@ impl Verifier<'_> {
         if end > facts.len {
             let reason = format!("it ends at byte {end} and the file has {}; copy the file again", facts.len);
             checked.problem = Some((ProblemKind::CutShort, reason));
+        } else if let Some(reason) = entry.chunk.and_then(|(tensor, chunk)| implausible(tensor, chunk)) {
+            checked.problem = Some((ProblemKind::Layout, reason));
         } else if let Err(problem) = self.look_through(entry, facts, headers, &mut checked) {
             checked.problem = Some(problem);
         }

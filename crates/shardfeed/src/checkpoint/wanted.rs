@@ -51,6 +51,16 @@ impl<'a> ReadPlan<'a> {
     }
 }
 
+/// Bytes that come to each destination; more than it has where chunks overlap.
+pub(crate) fn bytes_wanted(checkpoint: &Checkpoint, wanted: &[Wanted], destinations: usize) -> Vec<u64> {
+    let mut bytes = vec![0; destinations];
+    for want in wanted {
+        bytes[want.destination as usize] +=
+            want.part.volume() * checkpoint.tensors()[want.tensor].dtype.bytes();
+    }
+    bytes
+}
+
 impl Checkpoint {
     /// Which parts of which chunks a wish needs, and how many bytes it takes.
     pub(crate) fn resolve(

@@ -401,3 +401,71 @@ fn all_damage_is_listed_and_not_only_the_first() {
         assert!(error.contains(directory.path().join(file).to_str().unwrap()), "{error}");
     }
 }
+
+#[test]
+fn what_two_ranks_saved_under_one_name_is_looked_at_twice() {
+    for cut in [false, true] {
+        let directory = copy_of("f33_no_collectives_2r");
+        let path = directory.path().join(SECOND);
+        let mut bytes = std::fs::read(&path).unwrap();
+        if cut {
+            bytes.truncate(100);
+        } else {
+            // Both ranks have a tensor "a" of three numbers.
+            let options = OpenOptions { rank: Some(1), ..OpenOptions::default() };
+            let a = Checkpoint::open_with(directory.path(), &options).unwrap().read("a").unwrap().bytes;
+            let at = bytes.windows(12).position(|window| window == a).unwrap();
+            bytes[at] ^= 1;
+        }
+        std::fs::write(&path, bytes).unwrap();
+        let found = problems(directory.path());
+        let expected = if cut { ProblemKind::CutShort } else { ProblemKind::Checksum };
+        assert!(
+            !found.is_empty() && found.iter().all(|problem| problem.kind == expected && problem.path == path),
+            "{found:#?}"
+        );
+    }
+}
+
+#[test]
+fn an_index_that_names_what_its_file_has_not_is_found() {
+    let directory = copy_of("f13_hf_full");
+    let path = directory.path().join("model.safetensors.index.json");
+    let index = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, index.replace("\"t.bool\"", "\"t.lost\"")).unwrap();
+    let problem = only(problems(directory.path()));
+    assert!(problem.reason.contains("the index says that t.lost is in it"), "{problem:?}");
+    assert!(Checkpoint::open(directory.path()).unwrap_err().to_string().contains("t.lost"));
+}
+
+#[test]
+fn a_missing_file_of_a_series_without_an_index_is_found() {
+    let directory = copy_of("f13_hf_full");
+    std::fs::remove_file(directory.path().join("model.safetensors.index.json")).unwrap();
+    assert_eq!(problems(directory.path()), []);
+    let (one, renamed) = ("model-00001-of-00001.safetensors", "model-00001-of-00003.safetensors");
+    std::fs::rename(directory.path().join(one), directory.path().join(renamed)).unwrap();
+    let found = problems(directory.path());
+    let names: Vec<&str> = found.iter().map(|problem| about(problem, &["one of theirs"]).0).collect();
+    assert_eq!(names, ["model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"]);
+}
+
+#[test]
+fn more_elements_than_bytes_can_hold_are_found_before_room_is_made_for_them() {
+    let item = Item::row_major(Dtype::Float32, &[2, 6], &some_bytes(48, 1));
+    for is_packed in [false, true] {
+        let mut writer = Writer::new();
+        writer.tensor("t", Dtype::Float32, &[1 << 42, 6]);
+        if is_packed {
+            writer.packed_chunk(FIRST, &[0, 0], &item);
+        } else {
+            writer.chunk(FIRST, &[0, 0], &item);
+        }
+        writer.tensors[0].chunks[0].sizes = vec![1 << 42, 6];
+        let problem = only(problems_of(&writer));
+        assert_eq!(about(&problem, &["cannot be stored in"]), (FIRST, "t", 0, ProblemKind::Layout));
+        let directory = scratch();
+        writer.write(directory.path());
+        assert!(Checkpoint::open(directory.path()).unwrap_err().to_string().contains("cannot be stored in"));
+    }
+}
