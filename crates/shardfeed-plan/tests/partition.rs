@@ -108,6 +108,10 @@ fn orders(kind: Kind, samples: &Samples, world_size: u32, seed: Option<u64>, epo
             assert_eq!((order.index(order.len()), order.index(u64::MAX)), (None, None));
             let all: Vec<u64> = order.iter().collect();
             assert_eq!(all.len() as u64, order.len());
+            let from = all.len() / 3;
+            let mut rest = vec![0; all.len() - from];
+            order.indexes(from as u64, &mut rest);
+            assert_eq!(rest, all[from..], "asked for several at once");
             all
         })
         .collect()

@@ -51,6 +51,14 @@ fn load_ahead(queue: &Queue<Numbers, u64>) {
 fn take_all(queue: &Queue<Numbers, u64>, failed: &AtomicU64) -> Vec<u64> {
     let mut taken = Vec::new();
     loop {
+        // Some take what they can at once.
+        if taken.len() % 2 == 1
+            && let Some(claimed) = queue.claim_at_once()
+        {
+            taken.push(claimed.place.index);
+            claimed.done();
+            continue;
+        }
         match queue.claim(false, || ()) {
             Claim::End => return taken,
             Claim::Ready(place, item, _) => {
@@ -110,6 +118,26 @@ fn each_position_goes_to_one_caller() {
         for loader in loaders {
             loader.join().unwrap();
         }
+    });
+}
+
+#[test]
+fn some_load_at_once_and_others_do_not() {
+    explore(3000, || {
+        let queue = Arc::new(Queue::new(Numbers { len: 40, version: 0 }, Pace::default()));
+        let failed = Arc::new(AtomicU64::new(0));
+        let callers: Vec<_> = (0..3)
+            .map(|_| {
+                let failed = Arc::clone(&failed);
+                start(&queue, move |queue| take_all(queue, &failed))
+            })
+            .collect();
+        // One that cannot load it leaves it to the others.
+        drop(queue.claim_at_once());
+        let mut all: Vec<u64> = callers.into_iter().flat_map(|caller| caller.join().unwrap()).collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..40).collect::<Vec<_>>());
+        assert_eq!(queue.snapshot().done.ranges(), [(0, 40)]);
     });
 }
 

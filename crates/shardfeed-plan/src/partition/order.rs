@@ -78,6 +78,35 @@ impl SampleOrder {
         })
     }
 
+    /// The same for the positions from `from` on, as many as `indexes` has room for: faster than one by one.
+    ///
+    /// # Panics
+    /// If it has more room than there are.
+    pub fn indexes(&self, from: u64, indexes: &mut [u64]) {
+        let end = from.checked_add(indexes.len() as u64);
+        assert!(end.is_some_and(|end| end <= self.len), "{} positions from {from} on", indexes.len());
+        let (first, step, offset, shuffle) = match &self.places {
+            Places::Strided { first, step, shuffle } => (*first, *step, 0, shuffle),
+            Places::Block { first, shuffle } => (*first, 1, 0, shuffle),
+            Places::Range { first, shuffle } => (0, 1, *first, shuffle),
+            Places::Listed(samples) => {
+                for (position, index) in (from..).zip(indexes) {
+                    *index = samples.get(position);
+                }
+                return;
+            }
+        };
+        for (position, index) in (from..).zip(&mut *indexes) {
+            *index = first + position * step;
+        }
+        if let Some(shuffle) = shuffle {
+            shuffle.at_each(indexes);
+        }
+        for index in indexes {
+            *index += offset;
+        }
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         (0..self.len).map_while(|position| self.index(position))

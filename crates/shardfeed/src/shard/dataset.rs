@@ -19,6 +19,12 @@ pub trait Dataset: Send + Sync {
     /// A sample. Asked again, it is the same.
     fn get(&self, index: usize) -> Result<Self::Sample>;
 
+    /// Whether [`get`](Self::get) takes no longer than a lock does, and never asks a loader for anything. Then callers load one
+    /// after another, with half the locks. Not by default.
+    fn is_instant(&self) -> bool {
+        false
+    }
+
     /// The class of a sample, for strategies that need one. `None`: it has no label.
     fn label(&self, _index: usize) -> Result<Option<u64>> {
         Ok(None)
@@ -91,6 +97,10 @@ impl<F: Element, L: Element> Dataset for TensorDataset<F, L> {
             (Some(features), Some(label)) => Ok((features, label)),
             _ => Err(Error::Invalid(format!("sample {index} does not exist; there are {}", self.len()))),
         }
+    }
+
+    fn is_instant(&self) -> bool {
+        true
     }
 
     fn label(&self, index: usize) -> Result<Option<u64>> {

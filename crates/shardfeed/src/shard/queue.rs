@@ -22,12 +22,18 @@ pub(crate) trait Stream: Clone {
     fn len(&self) -> u64;
     /// What is at a position.
     fn place(&self, position: u64) -> Place;
+    /// What is at the positions from `from` on, as many as `places` has room for: at most [`UPCOMING`].
+    fn fill(&self, from: u64, places: &mut [Place]) {
+        for (position, place) in (from..).zip(places) {
+            *place = self.place(position);
+        }
+    }
     /// Whether both have the same up to a position.
     fn is_same_until(&self, other: &Self, position: u64) -> bool;
 }
 
 /// A sample's index, and whether it was somebody else's at first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
     pub index: u64,
     pub is_foreign: bool,
@@ -61,6 +67,22 @@ pub(crate) struct Ticket {
     stream: u64,
 }
 
+/// The next position, which stays the next unless it is done.
+pub(crate) struct AtOnce<'a, S, T> {
+    state: MutexGuard<'a, State<S, T>>,
+    pub position: u64,
+    pub place: Place,
+}
+
+impl<S: Stream, T> AtOnce<'_, S, T> {
+    /// It is loaded.
+    #[inline]
+    pub fn done(mut self) -> Option<Box<Snapshot<S>>> {
+        self.state.next += 1;
+        self.state.hand_out(self.position, self.place.is_foreign, false)
+    }
+}
+
 /// How far a queue goes ahead, and how often somebody wants to know where it stands.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
@@ -84,6 +106,7 @@ struct State<S, T> {
     number: u64,
     /// The first position that no caller has.
     next: u64,
+    upcoming: Upcoming,
     /// Positions before it that nobody has: they could not be loaded, or others were faster before a restart. Some are
     /// loaded.
     again: BTreeMap<u64, Option<T>>,
@@ -100,6 +123,32 @@ struct State<S, T> {
     done: Done,
     counts: Counts,
     is_closed: bool,
+}
+
+/// What is at the next positions. Where they are shuffled, finding several at once takes a processor hardly longer than
+/// finding one.
+#[derive(Default)]
+struct Upcoming {
+    places: [Place; UPCOMING],
+    from: u64,
+    len: usize,
+}
+
+pub(crate) const UPCOMING: usize = 16;
+
+impl Upcoming {
+    /// `None` past the end of the stream.
+    #[inline]
+    fn place<S: Stream>(&mut self, position: u64, stream: &S) -> Option<Place> {
+        let at = position.wrapping_sub(self.from) as usize;
+        if at < self.len {
+            return Some(self.places[at % UPCOMING]);
+        }
+        let left = stream.len().checked_sub(position).filter(|left| *left > 0)?;
+        (self.from, self.len) = (position, left.min(UPCOMING as u64) as usize);
+        stream.fill(position, &mut self.places[..self.len]);
+        Some(self.places[0])
+    }
 }
 
 /// The stream that a position was of is no more.
@@ -203,6 +252,7 @@ impl<S: Stream, T> Queue<S, T> {
             stream,
             number: 0,
             next: 0,
+            upcoming: Upcoming::default(),
             again: BTreeMap::new(),
             loading: 0,
             at_the_end: 0,
@@ -271,6 +321,22 @@ impl<S: Stream, T> Queue<S, T> {
             }
             return claim;
         }
+    }
+
+    /// The next position, while everybody else waits: for samples that take no longer than that. `None` where [`claim`] has to be
+    /// asked, since something is loaded ahead, was left behind, or nothing is left.
+    ///
+    /// [`claim`]: Self::claim
+    #[inline]
+    pub fn claim_at_once(&self) -> Option<AtOnce<'_, S, T>> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if state.pace.ahead_max > 0 || !state.ahead.is_empty() || !state.again.is_empty() {
+            return None;
+        }
+        let position = state.next;
+        let place = state.upcoming.place(position, &state.stream)?;
+        Some(AtOnce { state: guard, position, place })
     }
 
     /// A caller has loaded what it claimed. An error if that is of a stream that is no more: then nobody wants it.
@@ -393,6 +459,7 @@ impl<S: Stream, T> Queue<S, T> {
         state.next = done.end();
         state.again = done.gaps().map(|position| (position, None)).collect();
         (state.stream, state.done) = (stream, done);
+        state.upcoming = Upcoming::default();
         state.number += 1;
         (state.wanted_until, state.loading) = (0, 0);
         state.ahead.clear();
@@ -429,6 +496,7 @@ impl<S: Stream, T> Queue<S, T> {
             return false;
         }
         state.stream = stream;
+        state.upcoming = Upcoming::default();
         let kept = state.next.saturating_sub(state.ahead_from) as usize;
         state.ahead.truncate(kept);
         drop(state);
@@ -464,16 +532,15 @@ impl<S: Stream, T> Queue<S, T> {
 impl<S: Stream, T> State<S, T> {
     #[inline]
     fn take_next(&mut self) -> Option<(u64, Place)> {
-        let again = if self.again.is_empty() { None } else { self.again.pop_first() };
-        let position = match again {
-            Some((position, _)) => position,
-            None if self.next < self.stream.len() => {
-                self.next += 1;
-                self.next - 1
-            }
-            None => return None,
-        };
-        Some((position, self.stream.place(position)))
+        if !self.again.is_empty()
+            && let Some((position, _)) = self.again.pop_first()
+        {
+            return Some((position, self.stream.place(position)));
+        }
+        let position = self.next;
+        let place = self.upcoming.place(position, &self.stream)?;
+        self.next += 1;
+        Some((position, place))
     }
 
     /// The first position that is left behind, if it is loaded.

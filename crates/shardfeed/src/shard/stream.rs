@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use shardfeed_plan::{Assignment, DealtOrder, Partition, PartitionError, Rank, SampleOrder};
 
-use super::queue::{Place, Stream};
+use super::queue::{Place, Stream, UPCOMING};
 
 /// One worker's samples of one epoch, by position.
 #[derive(Clone, Debug)]
@@ -68,6 +68,23 @@ impl Stream for ShardStream {
         }
         .expect("a position of the stream");
         Place { index, is_foreign: origin != self.rank }
+    }
+
+    fn fill(&self, from: u64, places: &mut [Place]) {
+        match &self.order {
+            Order::Own(order) => {
+                let mut indexes = [0; UPCOMING];
+                order.indexes(from, &mut indexes[..places.len()]);
+                for (place, index) in places.iter_mut().zip(indexes) {
+                    *place = Place { index, is_foreign: false };
+                }
+            }
+            Order::Dealt(_) => {
+                for (position, place) in (from..).zip(places) {
+                    *place = self.place(position);
+                }
+            }
+        }
     }
 
     fn is_same_until(&self, other: &Self, position: u64) -> bool {
