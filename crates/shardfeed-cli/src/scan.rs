@@ -41,11 +41,11 @@ pub fn run(args: &ScanArgs) -> Result<ExitCode, Failure> {
         cache: args.data.cache(),
         pieces_of: args.pad,
         checksum: args.checksum,
-        memory_budget: None,
         progress: Some(Arc::new(move |done, total| {
             progress.set_length(total);
             progress.set_position(done);
         })),
+        ..ScanOptions::default()
     };
     if args.pad == Some(0) {
         return Err(Failure::Shardfeed(shardfeed::SettingsError::NoTokens.into()));

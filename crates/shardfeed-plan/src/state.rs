@@ -108,6 +108,15 @@ impl StreamState {
         }
     }
 
+    /// As if so many steps had been handed out, of an epoch of `sequences`; at most to its end.
+    pub fn pass_over(&mut self, steps: u64, sequences: u64) {
+        let live = steps.saturating_mul(u64::from(self.steps.global_batch()));
+        if live > 0 {
+            let left = self.skips.live_within(self.position.min(sequences)..sequences);
+            self.position = if live >= left { sequences } else { self.skips.nth_live(self.position, live) };
+        }
+    }
+
     /// `Ok` when this state could have come about: its settings define an order and its numbers fit together.
     pub fn check(&self) -> Result<(), StateError> {
         self.settings.check()?;

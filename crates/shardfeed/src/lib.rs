@@ -65,7 +65,7 @@ pub use error::{Error, Result};
 pub use explain::{SequenceOrigin, StepOrigin, TokenOrigin};
 pub use line_reader::OnCorrupt;
 pub use loader::{
-    LMBatch, LMBatches, MEMORY_BUDGET_DEFAULT, ShardConfig, StreamingParquetLoader, TokenLoader,
+    LMBatch, LMBatches, MEMORY_BUDGET_DEFAULT, NextBatch, ShardConfig, StreamingParquetLoader, TokenLoader,
     TokenLoaderBuilder,
 };
 pub use scan::{ScanOptions, ScanReport, scan};

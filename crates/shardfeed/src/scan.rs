@@ -2,7 +2,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use shardfeed_plan::{DataFile, Manifest, ManifestError, PageChecksums, PieceCounts, RowGroup};
 
@@ -32,6 +32,8 @@ pub struct ScanOptions {
     /// Called now and then with work done and work to do: files, then row groups whose checksums are recorded, then row
     /// groups whose levels are counted.
     pub progress: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+    /// Once it is set, the scan ends with an error.
+    pub cancel: Option<Arc<AtomicBool>>,
 }
 
 /// What a scan did.
@@ -154,7 +156,7 @@ fn refresh(
     let memory = options.page_memory(threads);
     let read = map_in_parallel(&missing, threads, |&index| {
         let result = read_file(&files[index].path, &files[index].name, &memory);
-        progress.one_done();
+        progress.one_done()?;
         result
     })?;
     for (index, read) in missing.into_iter().zip(read) {
@@ -230,7 +232,7 @@ fn read_each<T: Send>(
     let memory = options.page_memory(threads);
     let made = map_in_parallel(row_groups, threads, |&row_group| {
         let made = read(&data, row_group, &memory);
-        progress.one_done();
+        progress.one_done()?;
         made
     })?;
     let data = Arc::into_inner(data).expect("all threads are done");
@@ -298,11 +300,15 @@ impl<'a> Progress<'a> {
         Self { done: AtomicU64::new(0), total, options }
     }
 
-    fn one_done(&self) {
+    fn one_done(&self) -> Result<()> {
         let done = self.done.fetch_add(1, Relaxed) + 1;
         if let Some(progress) = &self.options.progress {
             progress(done, self.total);
         }
+        if self.options.cancel.as_ref().is_some_and(|cancel| cancel.load(Relaxed)) {
+            return Err(Error::Invalid("the scan was interrupted; start it again".to_owned()));
+        }
+        Ok(())
     }
 }
 

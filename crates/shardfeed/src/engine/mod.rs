@@ -1,6 +1,6 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shardfeed_plan::{Rank, StreamState, Tail};
 
@@ -35,6 +35,8 @@ pub(crate) struct Engine {
 /// What an engine needs to know.
 pub(crate) struct EngineSettings {
     pub rank: Rank,
+    /// Of so many steps one is made.
+    pub every: u32,
     pub shape: BatchShape,
     pub tail: Tail,
     pub threads: usize,
@@ -42,6 +44,15 @@ pub(crate) struct EngineSettings {
     pub memory_budget: u64,
     pub counters: Arc<Counters>,
     pub slots: SlotPool,
+}
+
+/// What a trainer gets that asks for a batch.
+pub(crate) enum Next {
+    /// A batch, and where the stream stands once it is taken.
+    Batch(Box<Batch>, u64),
+    /// The epoch is over.
+    Over,
+    NotYet,
 }
 
 struct Shared {
@@ -64,7 +75,7 @@ impl Engine {
         settings.slots.fit(limits.slots_max);
         let BatchShape { arrays, pool, .. } = &settings.shape;
         pool.keep_batches(limits.steps_ahead + 1, arrays.count() as usize);
-        let planner = Planner::new(source, state, settings.rank, settings.tail);
+        let planner = Planner::new(source, state, settings);
         let shared = Arc::new(Shared {
             source: Arc::clone(source),
             shape: settings.shape.clone(),
@@ -93,21 +104,33 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The next batch, and where the stream stands once it is taken. `None` when the epoch is over.
-    pub fn next(&self) -> Result<Option<(Batch, u64)>> {
+    /// The next batch, once it is there, or nothing after `patience`.
+    pub fn next(&self, patience: Duration) -> Result<Next> {
         let mut queue = self.shared.lock();
+        let mut until = None;
         let next = loop {
             if let Some(batch) = queue.take() {
-                break batch.map(Some);
+                break batch.map(|(batch, next_position)| Next::Batch(Box::new(batch), next_position));
             }
             if queue.is_over() {
-                break Ok(None);
+                break Ok(Next::Over);
             }
             if queue.is_broken {
                 break Err(Error::Invalid("a decoding thread panicked; please report this".to_owned()));
             }
+            let now = Instant::now();
+            let left = until.get_or_insert_with(|| now.checked_add(patience)).map(|until| until - now);
+            if left.is_some_and(|left| left.is_zero()) {
+                break Ok(Next::NotYet);
+            }
             queue.trainer_sleeps();
-            queue = self.shared.ready.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = match left {
+                Some(left) => {
+                    let woken = self.shared.ready.wait_timeout(queue, left);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.shared.ready.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            };
             queue.trainer_waits = false;
         };
         let wants_a_thread = queue.wants_a_thread();
@@ -241,6 +264,7 @@ mod tests {
     fn settings_of(rows: usize, threads: usize, slots: SlotPool) -> EngineSettings {
         EngineSettings {
             rank: Rank::single(),
+            every: 1,
             shape: BatchShape {
                 rows,
                 seq_len: 64,
@@ -255,6 +279,15 @@ mod tests {
             memory_budget: 1 << 30,
             counters: Arc::default(),
             slots,
+        }
+    }
+
+    /// Whether there was another batch.
+    fn take(engine: &Engine) -> bool {
+        match engine.next(Duration::MAX).unwrap() {
+            Next::Batch(..) => true,
+            Next::Over => false,
+            Next::NotYet => unreachable!("patience has no end"),
         }
     }
 
@@ -285,8 +318,7 @@ mod tests {
             assert_eq!((queue.steps.len(), queue.waited_for.len()), (1, 0));
             drop(queue);
             assert!(data.counts().row_groups - before <= 2 * 16);
-            engine.next().unwrap().unwrap();
-            engine.next().unwrap().unwrap();
+            assert!(take(&engine) && take(&engine));
         }
     }
 
@@ -308,7 +340,7 @@ mod tests {
             let settings = settings_of(8, 2, slots.clone());
             let engine = Engine::start(&source, &state, &settings).unwrap();
             let mut left = if epoch % 3 == 0 { 5 } else { usize::MAX };
-            while left > 0 && engine.next().unwrap().is_some() {
+            while left > 0 && take(&engine) {
                 left -= 1;
             }
             drop(engine);

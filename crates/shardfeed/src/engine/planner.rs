@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use shardfeed_plan::{LaneWalk, Rank, StepPlan, StreamState, Tail};
 
+use super::EngineSettings;
 use crate::line_reader::LineSource;
 use crate::slot::Slot;
 
@@ -11,6 +12,7 @@ pub(super) struct Planner {
     source: Arc<LineSource>,
     state: StreamState,
     rank: Rank,
+    every: u32,
     tail: Tail,
     plan: StepPlan,
     /// Lanes that were visited, numbered as they came.
@@ -24,7 +26,7 @@ pub(super) struct Planner {
 pub(super) struct PlannedStep {
     pub number: u64,
     pub epoch: u64,
-    /// Where the stream stands after it.
+    /// Where the stream stands after it, and after those that others make.
     pub next_position: u64,
     /// Those that are not padding.
     pub rows: Vec<Row>,
@@ -51,11 +53,13 @@ pub(super) struct Row {
 }
 
 impl Planner {
-    pub fn new(source: &Arc<LineSource>, state: &StreamState, rank: Rank, tail: Tail) -> Self {
+    pub fn new(source: &Arc<LineSource>, state: &StreamState, settings: &EngineSettings) -> Self {
+        let &EngineSettings { rank, every, tail, .. } = settings;
         Self {
             source: Arc::clone(source),
             state: state.clone(),
             rank,
+            every,
             tail,
             plan: StepPlan::default(),
             numbers: HashMap::new(),
@@ -72,6 +76,8 @@ impl Planner {
             return None;
         }
         state.position = plan.next();
+        // Those in between are others' to make.
+        state.pass_over(u64::from(self.every) - 1, order.sequences());
         let mut rows = self.spare_rows.pop().unwrap_or_default();
         rows.clear();
         for &position in plan.positions(self.rank) {
@@ -95,7 +101,7 @@ impl Planner {
         Some(PlannedStep {
             number: state.steps.number(plan.first()),
             epoch: state.epoch,
-            next_position: plan.next(),
+            next_position: state.position,
             rows,
         })
     }

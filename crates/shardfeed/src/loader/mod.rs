@@ -6,4 +6,4 @@ mod token; // a token stream  -> batches
 
 pub use file::{LMBatches, MEMORY_BUDGET_DEFAULT, ShardConfig, StreamingParquetLoader};
 pub use lm_batch::LMBatch;
-pub use token::{TokenLoader, TokenLoaderBuilder};
+pub use token::{NextBatch, TokenLoader, TokenLoaderBuilder};

@@ -1,7 +1,7 @@
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use shardfeed_plan::lease::{JOB_FORMAT, Meta};
 use shardfeed_plan::{
@@ -12,7 +12,7 @@ use shardfeed_plan::{
 use crate::array::ArrayPool;
 use crate::batch::{Batch, BatchArrays, BatchShape, Dtype, LabelStyle};
 use crate::coordinator::{Session, Standing, StreamCoordinator, Work};
-use crate::engine::{Engine, EngineSettings, plan_memory};
+use crate::engine::{Engine, EngineSettings, Next, plan_memory};
 use crate::explain::{StepOrigin, explain_step};
 use crate::line_reader::{LineSource, OnCorrupt};
 use crate::page_memory::WORK_BYTES_USUAL;
@@ -36,6 +36,7 @@ pub struct TokenLoader {
     on_corrupt: OnCorrupt,
     threads: usize,
     memory_budget: u64,
+    every: u32,
     scan_report: ScanReport,
     state: StreamState,
     source: Arc<LineSource>,
@@ -52,6 +53,17 @@ pub struct TokenLoader {
     session: Option<Arc<Session>>,
 }
 
+/// What [`TokenLoader::next_batch_within`] gives.
+#[derive(Debug)]
+pub enum NextBatch {
+    /// The next batch.
+    Batch(Box<Batch>),
+    /// Once at the end of each epoch, after which the next epoch begins.
+    EpochOver,
+    /// It takes longer. Nothing is lost: ask again.
+    NotYet,
+}
+
 /// Gathers what a [`TokenLoader`] is to do; [`build`](Self::build) judges it.
 #[derive(Clone, Debug)]
 pub struct TokenLoaderBuilder {
@@ -64,6 +76,7 @@ pub struct TokenLoaderBuilder {
     on_corrupt: OnCorrupt,
     threads: Option<usize>,
     memory_budget: u64,
+    every: u32,
     scan: ScanOptions,
     state: Option<StreamState>,
     epoch: Option<u64>,
@@ -123,6 +136,7 @@ impl TokenLoader {
             on_corrupt: OnCorrupt::default(),
             threads: None,
             memory_budget: TokenLoader::MEMORY_BUDGET_DEFAULT,
+            every: 1,
             scan: ScanOptions::default(),
             state: None,
             epoch: None,
@@ -134,6 +148,17 @@ impl TokenLoader {
     ///
     /// After an error the stream stands where it stood: the next call tries again.
     pub fn next_batch(&mut self) -> Result<Option<Batch>> {
+        loop {
+            match self.next_batch_within(Duration::MAX)? {
+                NextBatch::Batch(batch) => return Ok(Some(*batch)),
+                NextBatch::EpochOver => return Ok(None),
+                NextBatch::NotYet => {}
+            }
+        }
+    }
+
+    /// The same for callers who have something else to look after: they wait no longer than `patience`.
+    pub fn next_batch_within(&mut self, patience: Duration) -> Result<NextBatch> {
         let asked = Instant::now();
         let began = *self.began.get_or_insert(asked);
         if self.engine.is_none() {
@@ -141,8 +166,8 @@ impl TokenLoader {
             check_tail(&self.source.order, &self.state, self.tail)?;
             self.engine = Some(Engine::start(&self.source, &self.state, &self.engine_settings())?);
         }
-        match self.engine.as_ref().expect("just started").next() {
-            Ok(Some((batch, next_position))) => {
+        match self.engine.as_ref().expect("just started").next(patience) {
+            Ok(Next::Batch(batch, next_position)) => {
                 self.state.position = next_position;
                 self.told.sequences.fetch_add(batch.real_rows as u64, Relaxed);
                 self.told.stands(&self.state);
@@ -151,11 +176,15 @@ impl TokenLoader {
                 self.stats.tokens += batch.tokens;
                 self.stats.elapsed = now - began;
                 self.stats.stalled += now - asked;
-                Ok(Some(batch))
+                Ok(NextBatch::Batch(batch))
             }
-            Ok(None) => {
+            Ok(Next::Over) => {
                 self.go_to_epoch(self.state.epoch.saturating_add(1));
-                Ok(None)
+                Ok(NextBatch::EpochOver)
+            }
+            Ok(Next::NotYet) => {
+                self.stats.stalled += asked.elapsed();
+                Ok(NextBatch::NotYet)
             }
             Err(error) => {
                 self.engine = None;
@@ -204,6 +233,21 @@ impl TokenLoader {
         &self.state
     }
 
+    /// Where the stream stands once a step was handed out, of this epoch or of a later one: for those whose batches come from
+    /// loaders elsewhere.
+    pub fn state_after(&self, epoch: u64, step: u64) -> Result<StreamState> {
+        let sequences = self.source.order.sequences();
+        let mut state = self.state.clone();
+        if epoch != state.epoch {
+            state = StreamState::start(state.fingerprint, state.settings, epoch, self.global_batch);
+        }
+        if epoch < self.state.epoch || step >= state.steps.steps_before(sequences) {
+            return Err(Error::NoStep { step, epoch });
+        }
+        state.position = state.steps.position_of(step + 1, sequences, &state.skips);
+        Ok(state)
+    }
+
     /// Continues where `state` stands. Adopts its settings, and refuses it if anything that was given explicitly
     /// differs, or if it belongs to another data set.
     pub fn load_state(&mut self, state: &StreamState) -> Result<()> {
@@ -235,6 +279,13 @@ impl TokenLoader {
         if epoch != self.state.epoch {
             self.go_to_epoch(epoch);
         }
+    }
+
+    /// Goes on as if so many steps had been handed out; at most to the epoch's end.
+    pub fn pass_over(&mut self, steps: u64) {
+        self.engine = None;
+        self.state.pass_over(steps, self.source.order.sequences());
+        self.told.stands(&self.state);
     }
 
     /// Leaves a range of steps of this epoch out, for example after a loss spike. All other steps stay as they
@@ -345,6 +396,7 @@ impl TokenLoader {
         let share = self.rank.share(u64::from(self.global_batch));
         EngineSettings {
             rank: self.rank,
+            every: self.every,
             shape: BatchShape {
                 rows: (share.end - share.start) as usize,
                 seq_len: self.state.settings.seq_len as usize,
@@ -489,6 +541,19 @@ impl TokenLoaderBuilder {
         self
     }
 
+    /// Hands out one step of every so many and passes over those in between: for loaders that take turns, of which each begins
+    /// where [`pass_over`](TokenLoader::pass_over) puts it. The state says where this one continues. 1 by default: every step.
+    pub fn every(mut self, steps: u32) -> Self {
+        self.every = steps;
+        self
+    }
+
+    /// Stops the scan, with an error, once the flag is set. For those who want to interrupt it.
+    pub fn cancel(mut self, flag: Arc<AtomicBool>) -> Self {
+        self.scan.cancel = Some(flag);
+        self
+    }
+
     /// Where the manifest is kept for the next start.
     pub fn cache(mut self, cache: CachePolicy) -> Self {
         self.scan.cache = cache;
@@ -532,6 +597,11 @@ impl TokenLoaderBuilder {
         if self.batch.dtype == Dtype::Int32 && i32::try_from(self.batch.pad_id).is_err() {
             return Err(Error::Invalid(format!("pad_id {} does not fit int32", self.batch.pad_id)));
         }
+        if self.every == 0 {
+            return Err(Error::Invalid(
+                "one step of every 0 is handed out; give 1 for every step".to_owned(),
+            ));
+        }
         let share = self.rank.share(u64::from(self.global_batch));
         if self.batch.arrays.cu_seqlens
             && (share.end - share.start) * u64::from(self.request.seq_len) > i32::MAX as u64
@@ -574,6 +644,7 @@ impl TokenLoaderBuilder {
             on_corrupt: self.on_corrupt,
             threads: self.threads.unwrap_or_else(|| default_threads().min(THREADS_DEFAULT_MAX)),
             memory_budget: self.memory_budget,
+            every: self.every,
             scan_report,
             state,
             source,

@@ -11,5 +11,6 @@ mod changes; // legs of a run, each with its own global batch
 mod epochs; // ends and beginnings, crashes, settings that a state brings
 mod explain; // where the tokens of a step come from
 mod skips; // steps left out
+mod turns; // loaders that take turns; callers without patience
 #[cfg(target_os = "linux")]
 mod threads; // what the system sees of them
