@@ -12,6 +12,8 @@
 //! | `tokens.rs`     | Rust source as identifiers and punctuation, without comments       |
 //! | `files.rs`      | finding the repository, its manifests and its sources              |
 //! | `deny.rs`       | `cargo-deny`: found, or installed at a fixed version               |
+//! | `torch.rs`      | a virtual environment with torch, and what torch saves             |
+//! | `python.rs`     | the Python package: built by pip, and its tests                    |
 //! | `system.rs`     | etcd and protoc: found, or installed as Debian's packages          |
 
 #![forbid(unsafe_code)]
@@ -20,12 +22,12 @@ mod command;
 mod deny;
 mod failure;
 mod files;
+mod python;
 mod request;
 mod run;
 mod source;
 mod steps;
 mod system;
-
 mod tokens;
 mod torch;
 mod tree;

@@ -78,6 +78,8 @@ release and after a change to planning or to resuming.
 On a bare machine: cargo with rustfmt and clippy, and a C compiler, are enough. The
 tests run real etcd servers, and building their client needs protoc: both are installed
 as Debian's packages where they are missing.
+Python from 3.11 on makes an environment under target/torch, once, with torch in it
+(some 5 GB), in which what torch saves and the Python package are tested.
 cargo-nextest runs the tests where it is installed, cargo test does elsewhere.
 cargo-deny is installed once into target/tools where it is missing; that takes a few
 minutes and the network.

@@ -6,6 +6,7 @@ use crate::command::Command;
 use crate::deny;
 use crate::failure::Failure;
 use crate::files;
+use crate::python;
 use crate::source;
 use crate::system;
 use crate::torch;
@@ -33,12 +34,13 @@ pub(crate) enum Outcome {
 }
 
 /// All of them.
-pub(crate) const ALL: [Step; 12] = [
+pub(crate) const ALL: [Step; 13] = [
     Step { name: "tools", about: "etcd and protoc are here, or are installed", run: tools },
     Step { name: "format", about: "every file is as rustfmt leaves it", run: format },
     Step { name: "clippy", about: "no lint has anything to say", run: clippy },
     Step { name: "tests", about: "unit and integration tests", run: tests },
     Step { name: "torch", about: "what torch saves is read as torch reads it", run: torch },
+    Step { name: "python", about: "the Python package builds, its types and its tests hold", run: python },
     Step { name: "doctests", about: "the examples in the documentation run", run: doctests },
     Step { name: "benches", about: "each benchmark still runs, once and unmeasured", run: benches },
     Step { name: "examples", about: "examples that need a larger library run", run: examples },
@@ -96,6 +98,11 @@ fn torch(setting: &Setting) -> Result<Outcome, Failure> {
     Ok(Outcome::Held)
 }
 
+fn python(setting: &Setting) -> Result<Outcome, Failure> {
+    python::check(&setting.root)?;
+    Ok(Outcome::Held)
+}
+
 fn examples(setting: &Setting) -> Result<Outcome, Failure> {
     let manifest = "examples/into_candle/Cargo.toml";
     let target = "target/examples";
@@ -133,7 +140,7 @@ fn dependencies(setting: &Setting) -> Result<Outcome, Failure> {
     let library = ["--package", LIBRARY, "--edges", "normal", "--target", "all"];
     judge_tree(setting, &library, &[LIBRARY], &tree::NOT_IN_THE_LIBRARY)?;
 
-    let everything = ["--workspace", "--all-features", "--target", "all"];
+    let everything = ["--workspace", "--exclude", "shardfeed-python", "--all-features", "--target", "all"];
     judge_tree(setting, &everything, &[PLAN, "xtask"], &tree::NOWHERE)?;
 
     let by_default = ["--workspace", "--target", "all"];
@@ -213,6 +220,7 @@ fn test_command(nextest: bool, long: bool) -> Command {
     } else {
         Command::cargo(&["test", "--workspace", "--lib", "--bins", "--tests", "--all-features", "--locked"])
     };
+    let command = if long && nextest { command.with(&["--profile", "long"]) } else { command };
     with_length(if long { command.with(&["--release"]) } else { command }, long)
 }
 
@@ -245,7 +253,7 @@ mod tests {
     fn a_long_run_is_optimised_and_says_so() {
         assert_eq!(
             test_command(true, true).to_string(),
-            "SHARDFEED_LONG=1 cargo nextest run --workspace --all-features --locked --release"
+            "SHARDFEED_LONG=1 cargo nextest run --workspace --all-features --locked --profile long --release"
         );
         assert_eq!(
             test_command(false, true).to_string(),

@@ -33,8 +33,8 @@ pub(crate) const NOT_IN_THE_PLAN: [&str; 25] = [
 /// What the library may not depend on: it decodes straight to tokens. The command line measures itself beside Arrow.
 pub(crate) const NOT_IN_THE_LIBRARY: [&str; 2] = ["arrow", "arrow-*"];
 
-/// What no crate of the workspace may depend on, not even to build or to test, with any feature: Python, a protobuf
-/// compiler that is built along, and the system's OpenSSL.
+/// What no crate of the workspace but Python's own module may depend on, not even to build or to test, with any feature: Python, a
+/// protobuf compiler that is built along, and the system's OpenSSL. (For that module see `deny.toml`.)
 pub(crate) const NOWHERE: [&str; 6] =
     ["openssl-sys", "protobuf-codegen", "protobuf-src", "protoc-*", "pyo3", "pyo3-*"];
 

@@ -1,0 +1,222 @@
+"""What a loader hands out, and where it stands."""
+
+import json
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy
+import pytest
+import shardfeed
+import torch
+from shardfeed import ShardfeedError, TokenLoader
+
+SETTINGS = {"seq_len": 32, "global_batch": 8, "seed": 7}
+
+
+def steps(loader: TokenLoader) -> list[list[list[int]]]:
+    return [batch["input_ids"].tolist() for batch in loader]
+
+
+def test_every_token_comes_once(data: str, rows: list[list[int]]) -> None:
+    loader = TokenLoader(data, **SETTINGS)
+    seen: Counter[int] = Counter()
+    batches = list(loader)
+    assert len(batches) == len(loader)
+    for batch in batches:
+        assert {name: value.shape for name, value in batch.items()} == {
+            name: (8, 32) for name in ("input_ids", "labels", "position_ids", "document_ids")
+        }
+        assert all(value.dtype == torch.int64 for value in batch.values())
+        real = batch["document_ids"] >= 0
+        assert int(real.sum()) == batch.tokens
+        assert int((batch["labels"] != -100).sum()) == batch.valid_labels
+        seen.update(batch["input_ids"][real].tolist())
+        # Ids of a row count up: so do labels.
+        labelled = batch["labels"] != -100
+        assert torch.equal(batch["labels"][labelled], batch["input_ids"][labelled] + 1)
+    assert seen == Counter(token for row in rows for token in row)
+
+
+def test_arrays_that_nobody_reads_are_not_made(data: str) -> None:
+    batch = next(iter(TokenLoader(data, **SETTINGS, arrays=["cu_seqlens"], dtype="int32")))
+    assert set(batch) == {"input_ids", "cu_seqlens"}
+    assert batch["input_ids"].dtype == torch.int32
+    assert batch["cu_seqlens"].tolist()[0] == 0 and batch["cu_seqlens"].tolist()[-1] == 8 * 32
+    with pytest.raises(ValueError, match="unknown array 'x'|unknown array \"x\""):
+        TokenLoader(data, **SETTINGS, arrays=["x"])
+
+
+def test_numpy_gives_the_same(data: str) -> None:
+    arrays, tensors = TokenLoader(data, **SETTINGS, output="numpy"), TokenLoader(data, **SETTINGS)
+    for one, other in zip(arrays, tensors, strict=True):
+        assert isinstance(one["input_ids"], numpy.ndarray)
+        assert all(numpy.array_equal(one[name], other[name].numpy()) for name in other)
+
+
+def test_batches_are_the_trainers_own(data: str) -> None:
+    loader = TokenLoader(data, **SETTINGS)
+    held = []
+    for batch in loader:
+        before = batch["input_ids"].clone()
+        batch["input_ids"] += 0  # They may be written to.
+        held.append((batch["input_ids"], before))
+    assert all(torch.equal(batch, before) for batch, before in held)
+    # Memory that nobody holds any more is used again.
+    del held, batch, before
+    loader = TokenLoader(data, **SETTINGS, threads=1)
+    addresses = set()
+    for _ in range(4):
+        for batch in loader:
+            addresses.add(batch["input_ids"].data_ptr())
+    assert len(addresses) < 2 * len(loader)
+
+
+def test_ranks_of_any_world_size_share_each_step(data: str) -> None:
+    whole = steps(TokenLoader(data, **SETTINGS))
+    for world_size in (2, 3, 5, 8):
+        ranks = [steps(TokenLoader(data, **SETTINGS, rank=rank, world_size=world_size)) for rank in range(world_size)]
+        assert {len(rank) for rank in ranks} == {len(whole)}
+        for step, parts in enumerate(zip(*ranks, strict=True)):
+            together = sorted(row for part in parts for row in part)
+            assert together == sorted(whole[step]), f"step {step} of {world_size} ranks"
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, -1])
+def test_a_state_continues_at_another_world_size_before_or_while_iterating(data: str, stop: int) -> None:
+    whole = steps(TokenLoader(data, **SETTINGS))
+    stop %= len(whole) + 1
+    first = TokenLoader(data, **SETTINGS, rank=1, world_size=2)
+    iterator = iter(first)
+    for _ in range(stop):
+        next(iterator)
+    state = json.loads(json.dumps(first.state_dict()))
+    assert len(json.dumps(state)) < 1024
+    ranks = []
+    for rank in range(3):
+        loader = TokenLoader(data, seq_len=32, global_batch=8, rank=rank, world_size=3)
+        if rank == 1:
+            iterator = iter(loader)
+            next(iterator)
+            loader.load_state_dict(state)
+            ranks.append([batch["input_ids"].tolist() for batch in iterator])
+        else:
+            loader.load_state_dict(state)
+            ranks.append(steps(loader))
+    rest = [sorted(row for part in parts for row in part) for parts in zip(*ranks, strict=True)]
+    assert rest == [sorted(step) for step in whole[stop:]]
+
+
+def test_the_state_counts_what_was_handed_out(data: str) -> None:
+    loader = TokenLoader(data, **SETTINGS)
+    for number, batch in enumerate(loader):
+        assert (batch.step, batch.epoch) == (number, 0)
+        if number < len(loader) - 1:
+            assert loader.state_dict()["position"] == (number + 1) * 8
+        assert loader.state_dict(after=batch) == loader.state_dict()
+        assert loader.steps_left == len(loader) - number - 1
+    # The end of an epoch is the start of the next.
+    assert (loader.epoch, loader.state_dict()["position"]) == (1, 0)
+
+
+def test_epochs(data: str) -> None:
+    loader = TokenLoader(data, **SETTINGS)
+    first, second = steps(loader), steps(loader)
+    assert first != second, "another epoch, another order"
+    loader.set_epoch(0)
+    assert steps(loader) == first
+    assert loader.epoch == 1
+    next(iter(loader))
+    loader.set_epoch(1)
+    assert steps(loader) == second[1:], "within an epoch the position stays"
+
+
+def test_skipped_steps_are_left_out_and_explained_ones_are_named(data: str, rows: list[list[int]]) -> None:
+    whole = steps(TokenLoader(data, **SETTINGS))
+    loader = TokenLoader(data, **SETTINGS)
+    loader.skip(2, 5)
+    assert steps(loader) == whole[:2] + whole[5:]
+    loader.set_epoch(0)
+    with pytest.raises(ValueError, match="step 1000000"):
+        loader.explain(1_000_000)
+    origin = TokenLoader(data, **SETTINGS).explain(3)
+    by_file: dict[str, list[list[int]]] = {f"part-{file:03}.parquet": rows[60 * file : 60 * file + 60] for file in range(5)}
+    for sequence, ids in zip(origin["sequences"], whole[3], strict=True):
+        found: list[int] = []
+        for part in sequence["parts"]:
+            group = [token for row in by_file[part["file"]][16 * part["row_group"] :][:16] for token in row]
+            found += group[slice(*part["tokens"])]
+        assert found == ids
+
+
+def test_statistics_are_measured(data: str, rows: list[list[int]]) -> None:
+    loader = TokenLoader(data, **SETTINGS)
+    assert loader.stats()["batches"] == 0
+    steps(loader)
+    stats = loader.stats()
+    assert stats["batches"] == len(loader)
+    assert stats["tokens"] == sum(map(len, rows))
+    assert stats["bytes_read"] > 0 and stats["tokens_per_second"] > 0 and 0 <= stats["stalled_s"] <= stats["elapsed_s"]
+
+
+def test_what_is_wrong_is_named(data: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        TokenLoader(tmp_path / "nowhere", **SETTINGS)
+    with pytest.raises(FileNotFoundError, match=r"no \.parquet files"):
+        TokenLoader(tmp_path, **SETTINGS)
+    with pytest.raises(ValueError, match="unknown tail"):
+        TokenLoader(data, **SETTINGS, tail="shrug")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="give both"):
+        TokenLoader(data, **SETTINGS, rank=1)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(ShardfeedError, match=r"broken\.parquet") as caught:
+        TokenLoader(tmp_path, **SETTINGS)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again)) == (ShardfeedError, str(caught.value))
+    state = TokenLoader(data, **SETTINGS).state_dict()
+    with pytest.raises(ShardfeedError, match="seed"):
+        TokenLoader(data, seq_len=32, global_batch=8, seed=8).load_state_dict(state)
+    with pytest.raises(ShardfeedError):
+        TokenLoader(data, **SETTINGS).load_state_dict({**state, "position": state["position"] + 1})
+    with pytest.raises(ValueError, match="memory budget"):
+        TokenLoader(data, **SETTINGS, memory_budget=1)
+
+
+def test_the_environment_says_which_rank(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ValueError, match="WORLD_SIZE=None"):
+        TokenLoader(data, **SETTINGS)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = TokenLoader(data, **SETTINGS)
+    assert (loader.rank, loader.world_size) == (1, 2)
+    assert TokenLoader(data, **SETTINGS, rank=0, world_size=4).world_size == 4, "what is given counts"
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(ValueError, match="rank 2"):
+        TokenLoader(data, **SETTINGS)
+
+
+def test_a_glob_and_a_list_are_sources_too(data: str) -> None:
+    whole = steps(TokenLoader(data, **SETTINGS))
+    assert steps(TokenLoader(f"{data}/*.parquet", **SETTINGS)) == whole
+    assert steps(TokenLoader(sorted(Path(data).glob("*.parquet")), **SETTINGS)) == whole
+
+
+def test_scanning_tells_how_far_it_is(data: str) -> None:
+    calls: list[tuple[int, int]] = []
+    TokenLoader(data, **SETTINGS, cache="off", progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (5, 5) and len(calls) == 5
+
+    def refuse(done: int, total: int) -> None:
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        TokenLoader(data, **SETTINGS, cache="off", progress=refuse)
+
+
+def test_importing_needs_nothing_else() -> None:
+    script = "import sys, shardfeed; print([name for name in ('torch', 'numpy', 'pyarrow') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert shardfeed.__version__

@@ -1,0 +1,30 @@
+//! The Python package: built by pip, as users build it, and tested in the environment that has torch in it.
+
+use std::path::Path;
+
+use crate::failure::Failure;
+use crate::torch;
+
+/// Where pip puts it, from the root: not into the environment, which may be somebody's own.
+const PACKAGE: &str = "target/torch/package";
+
+/// As the tests are built, so that less is built again.
+const BUILD: &str = "--config-settings=build-args=--profile=dev --features=etcd";
+
+/// Builds it, and runs everything that is said about it.
+pub(crate) fn check(root: &Path) -> Result<(), Failure> {
+    let python = torch::environment(root)?;
+    let package = root.join(PACKAGE);
+    if package.exists() {
+        std::fs::remove_dir_all(&package).map_err(|error| Failure::new(format!("{PACKAGE}: {error}")))?;
+    }
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
+    python.clone().with(&pip).with(&["--target", PACKAGE, BUILD, "."]).stream(root)?;
+    let python = python.set("PYTHONPATH", PACKAGE);
+    let run = |arguments: &[&str]| python.clone().with(arguments).stream(root);
+    run(&["-m", "mypy", "python/shardfeed"])?;
+    run(&["-m", "mypy.stubtest", "shardfeed"])?;
+    run(&["-m", "pyright", "--pythonpath", torch::PYTHON])?;
+    let tests = python.clone().set("SHARDFEED_MATRIX", torch::MATRIX);
+    tests.with(&["-m", "pytest", "python/tests", "--durations=10"]).stream(root)
+}
