@@ -1,10 +1,25 @@
 """The part that is written in Rust. What users call is in the modules beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any, final
 
 __version__: str
-__all__ = ["Loader", "Numbers", "ShardfeedError", "__version__"]
+__all__ = [
+    "CHECKPOINT_DTYPES",
+    "CheckpointRead",
+    "Loader",
+    "Numbers",
+    "PickledCall",
+    "PickledGlobal",
+    "ShardfeedError",
+    "__version__",
+    "checkpoint_workers",
+    "checkpoint_workers_within_memory",
+    "describe_checkpoint",
+    "read_checkpoint",
+    "read_pickle",
+]
 
 class ShardfeedError(Exception): ...
 
@@ -35,3 +50,49 @@ class Loader:
     def epoch(self) -> int: ...
     @property
     def is_at_home(self) -> bool: ...
+
+CHECKPOINT_DTYPES: tuple[str, ...]
+
+@final
+class PickledGlobal:
+    @property
+    def module(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+
+@final
+class PickledCall:
+    @property
+    def callable(self) -> Any: ...
+    @property
+    def args(self) -> Any: ...
+    @property
+    def state(self) -> Any: ...
+
+@final
+class CheckpointRead:
+    def wait(self, progress: Callable[[int, int, list[str]], object] | None = None) -> tuple[list[bytes], dict[str, int]]: ...
+    def stop(self) -> None: ...
+
+_Stored = tuple[int, int, int, Sequence[str]]  # file, offset, length, transforms
+_Chunk = tuple[str, str, Sequence[int], Sequence[int], _Stored]  # name, dtype, offsets, sizes, where
+_Part = tuple[int, Sequence[int], Sequence[int], int, Sequence[int]]  # chunk, offsets, sizes, address, strides in bytes
+_Item = tuple[str, int, _Stored]  # name, bytes at most, where
+
+def read_pickle(bytes: bytes) -> Any: ...
+def describe_checkpoint(path: str | PathLike[str], rank: int | None = None) -> dict[str, Any]: ...
+def read_checkpoint(
+    path: str | PathLike[str],
+    files: Sequence[str],
+    chunks: Sequence[_Chunk],
+    parts: Sequence[_Part],
+    items: Sequence[_Item],
+    keep: object,
+    *,
+    use_parallel: bool = True,
+    num_workers: int | None = None,
+    verify: bool = False,
+    memory_budget: int | None = None,
+) -> CheckpointRead: ...
+def checkpoint_workers(files: int, max_workers: int | None = None) -> int: ...
+def checkpoint_workers_within_memory(file_bytes: int, max_workers: int | None = None) -> int: ...

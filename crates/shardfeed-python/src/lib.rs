@@ -7,6 +7,7 @@ mod failure; // an error of the library -> a Python exception
 mod process; // what a fork leaves behind -> nobody waits for threads that are not there
 mod numbers; // an array of a batch     -> a buffer of Python
 mod token_loader; // a stream           -> batches, without the interpreter lock
+mod checkpoint; // a checkpoint         -> its metadata, its bytes in tensors
 
 use pyo3::prelude::*;
 
@@ -18,5 +19,5 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     failure::add(python, module)?;
     module.add_class::<numbers::Numbers>()?;
     module.add_class::<token_loader::Loader>()?;
-    Ok(())
+    checkpoint::add(module)
 }

@@ -3,6 +3,7 @@ use std::ops::Range;
 use super::cover::Part;
 use super::dtype::Dtype;
 use super::item::TensorView;
+use super::placement::Placement;
 
 /// Bytes that go from one place to another: a block of them, as often as the dimensions say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,31 +43,21 @@ pub struct Fix {
 }
 
 impl Copying {
-    /// What of a stored chunk goes into a destination: `part` of the chunk (counted from the chunk's first element) to
-    /// `at` in a destination of `shape`, which lies row by row. The source is counted from where the view's bytes are.
+    /// What of a stored chunk goes into a destination: `part` of the chunk (counted from the chunk's first element), to where
+    /// its elements belong. The source is counted from where the view's bytes are.
     ///
     /// The part must lie within both, and not be empty.
-    pub fn new(view: &TensorView, part: &Part, shape: &[u64], at: &[u64]) -> Self {
+    pub fn new(view: &TensorView, part: &Part, to: &Placement) -> Self {
         let bytes = view.dtype.bytes();
-        let steps = TensorView::row_major(view.dtype, shape, 0..0).strides;
-        let place = |offsets: &[u64], strides: &[u64]| -> u64 {
-            offsets.iter().zip(strides).map(|(offset, stride)| offset * stride * bytes).sum()
-        };
-        let mut dims: Vec<Dim> = (0..shape.len())
+        let offsets = part.offsets.iter().zip(&view.strides);
+        let first: u64 = offsets.map(|(offset, stride)| offset * stride * bytes).sum();
+        let mut dims: Vec<Dim> = (0..part.sizes.len())
             .filter(|&dim| part.sizes[dim] > 1)
-            .map(|dim| Dim {
-                count: part.sizes[dim],
-                from: view.strides[dim] * bytes,
-                to: steps[dim] * bytes,
-            })
+            .map(|dim| Dim { count: part.sizes[dim], from: view.strides[dim] * bytes, to: to.strides[dim] })
             .collect();
         dims.sort_by_key(|dim| std::cmp::Reverse((dim.from, dim.to)));
-        let mut copying = Self {
-            from: view.data.start + view.start * bytes + place(&part.offsets, &view.strides),
-            to: place(at, &steps),
-            unit: bytes,
-            dims,
-        };
+        let mut copying =
+            Self { from: view.data.start + view.start * bytes + first, to: to.start, unit: bytes, dims };
         copying.join();
         copying
     }
@@ -307,7 +298,8 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(4000))]
         #[test]
         fn every_byte_goes_where_it_belongs(case in cases()) {
-            let copying = Copying::new(&case.view, &case.part, &case.shape, &case.at);
+            let to = Placement::row_major(case.view.dtype, &case.shape, &case.at);
+            let copying = Copying::new(&case.view, &case.part, &to);
             let expected = naive(&case);
             prop_assert_eq!(moves(&copying), expected.clone());
             prop_assert_eq!(copying.bytes(), expected.len() as u64);
@@ -332,12 +324,21 @@ mod tests {
     #[test]
     fn a_whole_chunk_is_one_block_and_rows_are_too() {
         let view = TensorView::row_major(Dtype::Float32, &[6, 5, 4], 0..480);
-        let whole = Copying::new(&view, &Part::whole(&[6, 5, 4]), &[6, 5, 4], &[0, 0, 0]);
+        let to = Placement::row_major(Dtype::Float32, &[6, 5, 4], &[0, 0, 0]);
+        let whole = Copying::new(&view, &Part::whole(&[6, 5, 4]), &to);
         assert_eq!(whole, Copying { from: 0, to: 0, unit: 480, dims: vec![] });
         let rows = Part { offsets: vec![2, 0, 0], sizes: vec![3, 5, 4] };
+        assert_eq!(Copying::new(&view, &rows, &to), Copying { from: 160, to: 0, unit: 240, dims: vec![] });
+        // Every second row of something wider.
+        let apart = Placement { start: 8, strides: vec![1000, 40, 4] };
         assert_eq!(
-            Copying::new(&view, &rows, &[3, 5, 4], &[0, 0, 0]),
-            Copying { from: 160, to: 0, unit: 240, dims: vec![] }
+            Copying::new(&view, &rows, &apart),
+            Copying {
+                from: 160,
+                to: 8,
+                unit: 16,
+                dims: vec![Dim { count: 3, from: 80, to: 1000 }, Dim { count: 5, from: 16, to: 40 }]
+            }
         );
     }
 

@@ -10,6 +10,7 @@ mod metadata; // `.metadata`        -> tensors, chunks, where each lies
 mod zip; // the bytes of an item     -> its records
 mod item; // an item's records      -> how a tensor lies in it
 mod safetensors; // a header         -> tensors and their bytes
+mod placement; // elements in memory -> whether they lie over each other
 mod copying; // a box of a chunk     -> strided runs of bytes, from where to where
 mod runs; // many copies            -> reads: sorted, joined, split
 
@@ -21,6 +22,7 @@ pub use metadata::{
     Metadata, MetadataError, PathPart, StoredChunk, StoredItem, StoredObject, StoredTensor, safe_path,
 };
 pub use pickle::{Global, Id, Made, Node, Object, Pickle, PickleError};
+pub use placement::{Placed, Placement};
 pub use runs::{Piece, Run, RunLimits, plan_runs};
 pub use safetensors::{HEADER_BYTES_MAX, SafetensorsEntry, SafetensorsHeader};
 pub use zip::{Record, ZipError, ZipItem};

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use super::directory::{CHANGED, FileFacts};
-use super::options::DirectIo;
+use super::options::{DirectIo, Stop};
 
 /// Ranges from which it pays to pass the cache by.
 const DIRECT_MIN: usize = 512 << 10;
@@ -23,6 +23,7 @@ pub(crate) struct FileBytes {
     choice: DirectIo,
     /// Where such reads go first: memory at places that suit the disk.
     bounce: Vec<u8>,
+    stop: Option<Stop>,
     /// Bytes that were asked of the system.
     pub(crate) bytes_read: u64,
     pub(crate) bytes_direct: u64,
@@ -33,7 +34,12 @@ impl FileBytes {
         let file = facts.open()?;
         let is_large = facts.len >= DIRECT_MIN as u64;
         let direct = if choice == DirectIo::Never || !is_large { None } else { open_direct(facts) };
-        Ok(Self { file, direct, choice, bounce, bytes_read: 0, bytes_direct: 0 })
+        Ok(Self { file, direct, choice, bounce, stop: None, bytes_read: 0, bytes_direct: 0 })
+    }
+
+    /// Reads fail from when somebody wishes so.
+    pub(crate) fn stopped_by(self, stop: Option<Stop>) -> Self {
+        Self { stop, ..self }
     }
 
     /// Gives back memory for the next file, if this one stayed what it was while it was read.
@@ -45,7 +51,19 @@ impl FileBytes {
     }
 
     /// Fills all of `into` with what lies at `offset`.
-    pub(crate) fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), String> {
+    pub(crate) fn read(&mut self, mut offset: u64, into: &mut [u8]) -> Result<(), String> {
+        /// Bytes that are read before somebody looks whether to go on.
+        const PORTION: usize = 32 << 20;
+        let Some(stop) = self.stop.clone() else { return self.read_portion(offset, into) };
+        for portion in into.chunks_mut(PORTION) {
+            stop.check()?;
+            self.read_portion(offset, portion)?;
+            offset += portion.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn read_portion(&mut self, offset: u64, into: &mut [u8]) -> Result<(), String> {
         self.bytes_read += into.len() as u64;
         if into.len() >= DIRECT_MIN
             && self.direct.is_some()

@@ -37,6 +37,7 @@ mod wanted; // what users ask for     -> parts of chunks, and where they go
 mod sequential; // the same, one after another: what the other is compared with
 mod parallel; // wanted parts         -> reads on threads
 mod read; // names                    -> tensors
+mod raw; // items                     -> their bytes, whatever they are
 mod verify; // a checkpoint           -> everything that is wrong with it
 mod number; // elements              -> numbers, and those of other types
 mod slabs; // a tensor               -> pieces that fit in little memory
@@ -49,13 +50,15 @@ pub use convert::{ConvertOptions, Converted, convert_checkpoint};
 pub use diff::{CheckpointDiff, Difference, DifferenceKind, diff_checkpoints};
 
 pub use opened::{Checkpoint, OpenOptions};
-pub use options::{DirectIo, ReadOptions, ReadProgress, TellProgress};
+pub use options::{DirectIo, ReadOptions, ReadProgress, Stop, TellProgress};
+pub use raw::RawItem;
 pub use read::{ReadStats, TensorData};
 pub use sample::write_sample;
 pub use verify::{CheckpointReport, Problem, ProblemKind, verify_checkpoint};
-pub use wanted::ReadPlan;
+pub use wanted::{PlacedPart, ReadPlan};
 pub use workers::{memory_aware_workers, optimal_workers};
 
 pub use shardfeed_plan::checkpoint::{
-    Dtype, Metadata, Part, RunLimits, StoredChunk, StoredItem, StoredObject, StoredTensor,
+    Dtype, Global, Id, Metadata, Node, Object, Part, Pickle, PickleError, Placement, RunLimits, StoredChunk,
+    StoredItem, StoredObject, StoredTensor,
 };

@@ -1,7 +1,9 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use shardfeed_plan::checkpoint::{Cover, Metadata, StoredChunk, StoredItem, StoredObject, StoredTensor};
+use shardfeed_plan::checkpoint::{
+    Cover, Metadata, StoredChunk, StoredItem, StoredObject, StoredTensor, safe_path,
+};
 
 use super::directory::{Directory, FileFacts};
 use super::hugging_face;
@@ -54,7 +56,39 @@ impl Checkpoint {
 
     /// The same, in another way.
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
-        let found = Found::open(path.as_ref(), options)?;
+        let opened = Self::look_at(Found::open(path.as_ref(), options)?)?;
+        // One rank's metadata know its own parts; what is missing is said to those who ask for it.
+        let is_whole = opened.covers.iter().all(|cover| matches!(cover, Cover::Exact | Cover::Overlapping));
+        if !is_whole && !opened.found.is_rank_local() {
+            let found = &opened.found;
+            let holes: Vec<String> = found.metadata.holes().iter().map(ToString::to_string).collect();
+            let first = found.metadata.tensors.iter().find(|tensor| tensor.hole().is_some());
+            return Err(refused(&found.described_in(first), holes.join("; ")));
+        }
+        Ok(opened)
+    }
+
+    /// Opens what somebody else has read the metadata of, or the part of it that they need: only files that these name are
+    /// looked at, and nothing is missed that they do not mention.
+    pub fn open_described(path: impl AsRef<Path>, metadata: Metadata, options: &OpenOptions) -> Result<Self> {
+        let path = path.as_ref();
+        if let Some(file) = metadata.files.iter().find(|file| !safe_path(file)) {
+            return Err(refused(
+                path,
+                format!("the file {file:?} would lie outside of the checkpoint; it is not read"),
+            ));
+        }
+        let directory = Directory::open(path, options.follow_links)?;
+        let found = Found { directory, metadata, is_raw: false, described_by: vec![".metadata".to_owned()] };
+        if let Some((name, _)) = found.items().find(|(_, item)| {
+            item.file as usize >= found.metadata.files.len() || item.offset.checked_add(item.length).is_none()
+        }) {
+            return Err(refused(path, format!("{name} is stored in no file that is named")));
+        }
+        Self::look_at(found)
+    }
+
+    fn look_at(found: Found) -> Result<Self> {
         let looked_at = found.look_at_files();
         let mut failures =
             found.misplaced(|file| looked_at[file as usize].as_ref().ok().map(|facts| facts.len));
@@ -70,13 +104,6 @@ impl Checkpoint {
             return Err(Error::CheckpointDamaged(Failures(failures)));
         }
         let covers: Vec<Cover> = found.metadata.tensors.iter().map(StoredTensor::cover).collect();
-        // One rank's metadata know its own parts; what is missing is said to those who ask for it.
-        let is_whole = covers.iter().all(|cover| matches!(cover, Cover::Exact | Cover::Overlapping));
-        if !is_whole && !found.is_rank_local() {
-            let holes: Vec<String> = found.metadata.holes().iter().map(ToString::to_string).collect();
-            let first = found.metadata.tensors.iter().find(|tensor| tensor.hole().is_some());
-            return Err(refused(&found.described_in(first), holes.join("; ")));
-        }
         let tensors = found.metadata.tensors.iter().enumerate();
         let index = tensors.map(|(index, tensor)| (tensor.name.clone(), index)).collect();
         Ok(Self { found, files, index, covers, options: ReadOptions::default() })
@@ -124,11 +151,6 @@ impl Checkpoint {
             let hint = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
             Error::Invalid(format!("{}: no tensor is called {name}{hint}", self.path().display()))
         })
-    }
-
-    /// Whether parts of a tensor may lie over each other.
-    pub(crate) fn has_overlaps(&self, tensor: usize) -> bool {
-        self.covers[tensor] != Cover::Exact
     }
 
     pub(crate) fn item_failure(&self, item: &StoredItem, name: &str, reason: String) -> ItemFailure {

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use shardfeed_plan::checkpoint::RunLimits;
 
@@ -17,10 +18,36 @@ pub struct ReadOptions {
     pub memory_budget: Option<u64>,
     /// Is told how far a read is, on the threads that read.
     pub progress: Option<TellProgress>,
+    /// Ends the read early, if somebody wishes so.
+    pub stop: Option<Stop>,
     /// Whether the system's cache is passed by.
     pub direct_io: DirectIo,
     /// How large reads are, and when several become one.
     pub limits: RunLimits,
+}
+
+/// A wish that a read end early, which any thread may utter. What is under way then fails within milliseconds.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Nobody wishes so yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Ends all reads that look at it.
+    pub fn stop(&self) {
+        self.0.store(true, Relaxed);
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.0.load(Relaxed) {
+            Err("the read was stopped before it was finished".to_owned())
+        } else {
+            Ok(())
+        }
+    }
 }
 
 /// Is told how far a read is.
@@ -58,6 +85,7 @@ impl Default for ReadOptions {
             verify: false,
             memory_budget: None,
             progress: None,
+            stop: None,
             direct_io: DirectIo::Auto,
             limits: RunLimits::default(),
         }
@@ -72,6 +100,7 @@ impl fmt::Debug for ReadOptions {
             .field("verify", &self.verify)
             .field("memory_budget", &self.memory_budget)
             .field("progress", &self.progress.is_some())
+            .field("stop", &self.stop)
             .field("direct_io", &self.direct_io)
             .field("limits", &self.limits)
             .finish()

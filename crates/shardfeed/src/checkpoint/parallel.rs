@@ -8,7 +8,7 @@ use super::bytes::{BOUNCE_BYTES, FileBytes, make_room};
 use super::destination::Destinations;
 use super::locate::{Headers, Located, locate, locate_in};
 use super::opened::Checkpoint;
-use super::options::{ReadOptions, ReadProgress};
+use super::options::{ReadOptions, ReadProgress, Stop};
 use super::read::{ReadStats, check_crc, compare_crc, decoded_bytes_max};
 use super::undo::undo;
 use super::wanted::{Wanted, bytes_wanted};
@@ -31,26 +31,14 @@ pub(crate) fn read(
 ) -> Result<ReadStats, Vec<ItemFailure>> {
     let left = bytes_wanted(checkpoint, &wanted, names.len());
     let job = Job::new(checkpoint, destinations, names, left, options);
-    // Chunks that lie over each other are read in the order in which the stock reader takes them, one after another.
-    let order = file_order(checkpoint, &wanted);
-    let (mut in_turn, apart): (Vec<Wanted>, Vec<Wanted>) =
-        wanted.into_iter().partition(|want| checkpoint.has_overlaps(want.tensor));
-    in_turn.sort_by_key(|want| order[job.chunk(want).item.file as usize]);
+    // What may lie over each other is read in the order in which the stock reader takes it, one after another.
+    let (apart, mut in_turn): (Vec<Wanted>, Vec<Wanted>) = wanted.into_iter().partition(|want| want.is_apart);
+    in_turn.sort_by_key(|want| want.turn);
     job.read(apart, options.num_workers)?;
     for want in in_turn {
         job.read(vec![want], Some(1))?;
     }
     Ok(job.stats())
-}
-
-/// When each file is needed first.
-fn file_order(checkpoint: &Checkpoint, wanted: &[Wanted]) -> Vec<usize> {
-    let mut order = vec![usize::MAX; checkpoint.files.len()];
-    for (turn, want) in wanted.iter().enumerate() {
-        let file = checkpoint.tensors()[want.tensor].chunks[want.chunk].item.file as usize;
-        order[file] = order[file].min(turn);
-    }
-    order
 }
 
 /// A read that is under way.
@@ -101,7 +89,9 @@ impl<'a> Job<'a> {
         left: Vec<u64>,
         options: &'a ReadOptions,
     ) -> Self {
-        let lens = (0..names.len()).map(|index| destinations.len(index) as u64);
+        // Chunks that overlap bring more than there is room for, and parts may leave room between them.
+        let lens = left.iter().enumerate().map(|(index, left)| *left.min(&(destinations.len(index) as u64)));
+        let bytes_total = lens.sum();
         let job = Self {
             checkpoint,
             destinations,
@@ -110,7 +100,7 @@ impl<'a> Job<'a> {
             headers: Headers::default(),
             left: left.into_iter().map(AtomicU64::new).collect(),
             bytes: AtomicU64::new(0),
-            bytes_total: lens.sum(),
+            bytes_total,
             bytes_read: AtomicU64::new(0),
             bytes_direct: AtomicU64::new(0),
             reads: AtomicU64::new(0),
@@ -199,7 +189,7 @@ impl<'a> Job<'a> {
                 pieces.push(Piece {
                     file: item.chunk.item.file,
                     destination: want.destination,
-                    copying: Copying::new(&located.view, &want.part, &want.shape, &want.at),
+                    copying: Copying::new(&located.view, &want.part, &want.placement),
                     fix: Fix::of(&located.view),
                 });
             }
@@ -269,6 +259,7 @@ impl<'a> Job<'a> {
             stored
         } else {
             decoded = undo(transforms, stored.to_vec(), decoded_bytes_max(item.tensor, item.chunk))?;
+            self.options.stop.as_ref().map_or(Ok(()), Stop::check)?;
             &decoded
         };
         if transforms.is_empty() && !bytes.starts_with(b"PK") {
@@ -279,7 +270,7 @@ impl<'a> Job<'a> {
             check_crc(&located, bytes)?;
         }
         for want in item.wanted {
-            let copying = Copying::new(&located.view, &want.part, &want.shape, &want.at);
+            let copying = Copying::new(&located.view, &want.part, &want.placement);
             self.copy(bytes, 0, &copying, Fix::of(&located.view), want.destination);
         }
         Ok(())
@@ -291,7 +282,7 @@ impl<'a> Job<'a> {
         let data = located.view.data.clone();
         let bytes = worker.open(self, item.chunk.item.file)?.read_all(data.clone())?;
         for want in item.wanted {
-            let copying = Copying::new(&located.view, &want.part, &want.shape, &want.at);
+            let copying = Copying::new(&located.view, &want.part, &want.placement);
             self.copy(&bytes, data.start, &copying, None, want.destination);
         }
         Ok(())
@@ -330,9 +321,9 @@ impl<'a> Job<'a> {
         let unit = copying.unit;
         copying.for_each(|from, to| {
             #[allow(unsafe_code)]
-            // SAFETY: no two windows share a byte while both are there. Within a copying, each element of the destination is named once
-            // (`Copying::new`: rows of a box within the destination's shape). Pieces of a copying divide it (`Copying::split`). Different
-            // chunks of one destination do not overlap: tensors whose chunks do are read one chunk after another (`read`, above).
+            // SAFETY: no two windows share a byte while both are there. Within a copying, each element of the destination is named once:
+            // they lie row by row, or were seen not to share a byte (`resolve_parts`). Pieces of a copying divide it (`Copying::split`).
+            // Different parts of one destination do not overlap: those of which that is not sure are read one after another (`read`, above).
             let window = unsafe { self.destinations.window(destination as usize, to..to + unit) };
             window.copy_from_slice(&bytes[(from - start) as usize..][..unit as usize]);
             if let Some(fix) = fix {
@@ -461,6 +452,7 @@ impl Worker {
             self.close(job).map_err(|failure| failure.reason)?;
             let facts = &job.checkpoint.files[number as usize];
             let file = FileBytes::open(facts, job.options.direct_io, std::mem::take(&mut self.bounce))?;
+            let file = file.stopped_by(job.options.stop.clone());
             self.file = Some((number, file));
         }
         Ok(&mut self.file.as_mut().expect("it was just opened").1)

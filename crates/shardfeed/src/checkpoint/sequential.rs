@@ -17,17 +17,13 @@ pub(crate) fn read(
     options: &ReadOptions,
 ) -> Result<ReadStats, ItemFailure> {
     let mut stats = ReadStats { workers: 1, ..ReadStats::default() };
-    let bytes_total: u64 = plan.wishes.iter().map(|wish| wish.memory.len() as u64).sum();
-    // Files in the order in which they are needed first, as the stock reader takes them: where parts overlap, the last one stays.
-    let mut files: Vec<u32> = Vec::new();
-    let file_of = |want: &Wanted| checkpoint.tensors()[want.tensor].chunks[want.chunk].item.file;
-    for want in wanted {
-        if !files.contains(&file_of(want)) {
-            files.push(file_of(want));
-        }
-    }
+    // As the stock reader takes them: where parts overlap, the last one stays.
+    let mut in_turn: Vec<&Wanted> = wanted.iter().collect();
+    in_turn.sort_by_key(|want| want.turn);
     // Bytes that each destination still waits for.
     let mut left = bytes_wanted(checkpoint, wanted, plan.wishes.len());
+    let lens = plan.wishes.iter().zip(&left).map(|(wish, left)| *left.min(&(wish.memory.len() as u64)));
+    let bytes_total: u64 = lens.sum();
     let tell = |bytes: u64, finished: Option<&str>| {
         if let Some(progress) = &options.progress {
             // Chunks that overlap bring more than is waited for.
@@ -36,16 +32,14 @@ pub(crate) fn read(
     };
     // What is empty waits for nothing.
     plan.wishes.iter().filter(|wish| wish.memory.is_empty()).for_each(|wish| tell(0, Some(&wish.name)));
-    for file in files {
-        for want in wanted.iter().filter(|want| file_of(want) == file) {
-            let memory = &mut *plan.wishes[want.destination as usize].memory;
-            stats.bytes_read += read_one(checkpoint, want, memory, options.verify)?;
-            let bytes = want.part.volume() * checkpoint.tensors()[want.tensor].dtype.bytes();
-            stats.bytes += bytes;
-            let left = &mut left[want.destination as usize];
-            *left -= bytes;
-            tell(stats.bytes, (*left == 0).then(|| plan.wishes[want.destination as usize].name.as_str()));
-        }
+    for want in in_turn {
+        let memory = &mut *plan.wishes[want.destination as usize].memory;
+        stats.bytes_read += read_one(checkpoint, want, memory, options)?;
+        let bytes = want.part.volume() * checkpoint.tensors()[want.tensor].dtype.bytes();
+        stats.bytes += bytes;
+        let left = &mut left[want.destination as usize];
+        *left -= bytes;
+        tell(stats.bytes, (*left == 0).then(|| plan.wishes[want.destination as usize].name.as_str()));
     }
     Ok(stats)
 }
@@ -54,13 +48,14 @@ fn read_one(
     checkpoint: &Checkpoint,
     want: &Wanted,
     memory: &mut [u8],
-    verify: bool,
+    options: &ReadOptions,
 ) -> Result<u64, ItemFailure> {
     let tensor = &checkpoint.tensors()[want.tensor];
     let chunk = &tensor.chunks[want.chunk];
     let facts = &checkpoint.files[chunk.item.file as usize];
     let fail = |reason: String| checkpoint.item_failure(&chunk.item, &tensor.name, reason);
-    let mut file = FileBytes::open(facts, DirectIo::Never, Vec::new()).map_err(fail)?;
+    let mut file =
+        FileBytes::open(facts, DirectIo::Never, Vec::new()).map_err(fail)?.stopped_by(options.stop.clone());
     let item = file.read_all(chunk.item.offset..chunk.item.offset + chunk.item.length).map_err(fail)?;
     let item = undo(&chunk.item.transforms, item, decoded_bytes_max(tensor, chunk)).map_err(fail)?;
     let is_archive = !checkpoint.found.is_raw && item.starts_with(b"PK");
@@ -75,7 +70,7 @@ fn read_one(
         let view = shardfeed_plan::checkpoint::TensorView { data: 0..item.len() as u64, ..located.view };
         (Located { view, crc: located.crc }, item)
     };
-    if verify {
+    if options.verify {
         super::read::check_crc(&located, &item).map_err(fail)?;
     }
     copy(&located, &item, want, memory);
@@ -88,31 +83,26 @@ fn copy(located: &Located, item: &[u8], want: &Wanted, memory: &mut [u8]) {
     let view = &located.view;
     let bytes = view.dtype.bytes() as usize;
     let fix = Fix::of(view);
-    // A tensor without dimensions is a row of one.
-    let (dims, row) = (want.shape.len().saturating_sub(1), want.part.sizes.last().copied().unwrap_or(1));
-    let stride = view.strides.last().copied().unwrap_or(1);
-    let mut index = vec![0_u64; want.shape.len()];
-    for _ in 0..want.part.sizes[..dims].iter().product::<u64>() {
-        let (mut from, mut to) = (view.start, 0);
+    let source = &item[view.data.start as usize..view.data.end as usize];
+    // Rows that lie together on both sides are copied at once. A tensor without dimensions is a row of one.
+    let (sizes, strides) = (&want.part.sizes, &want.placement.strides);
+    let is_dense = view.strides.last() == Some(&1) && strides.last() == Some(&(bytes as u64));
+    let row = if is_dense { *sizes.last().unwrap_or(&1) } else { 1 };
+    let mut index = vec![0_u64; sizes.len()];
+    for _ in 0..want.part.volume() / row {
+        let (mut from, mut to) = (view.start, want.placement.start);
         for (dim, index) in index.iter().enumerate() {
             from += (want.part.offsets[dim] + index) * view.strides[dim];
-            to = to * want.shape[dim] + want.at[dim] + index;
+            to += index * strides[dim];
         }
-        let source = &item[view.data.start as usize..view.data.end as usize];
-        let destination = &mut memory[to as usize * bytes..][..row as usize * bytes];
-        if stride == 1 {
-            destination.copy_from_slice(&source[from as usize * bytes..][..row as usize * bytes]);
-        } else {
-            for (element, at) in destination.chunks_exact_mut(bytes).zip(0..) {
-                element.copy_from_slice(&source[(from + at * stride) as usize * bytes..][..bytes]);
-            }
-        }
+        let elements = &mut memory[to as usize..][..row as usize * bytes];
+        elements.copy_from_slice(&source[from as usize * bytes..][..row as usize * bytes]);
         if let Some(fix) = fix {
-            fix.apply(destination);
+            fix.apply(elements);
         }
-        for dim in (0..dims).rev() {
+        for dim in (0..sizes.len() - usize::from(is_dense)).rev() {
             index[dim] += 1;
-            if index[dim] < want.part.sizes[dim] {
+            if index[dim] < sizes[dim] {
                 break;
             }
             index[dim] = 0;

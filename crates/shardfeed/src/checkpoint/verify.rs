@@ -425,7 +425,7 @@ impl<'a> Verifier<'a> {
 }
 
 /// Compares the checksums of an archive in memory. Says whether it has any.
-fn check_records(
+pub(crate) fn check_records(
     len: u64,
     is_archive: bool,
     read: impl Fn(Range<u64>) -> Result<Vec<u8>, Reason>,

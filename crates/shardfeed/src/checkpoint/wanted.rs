@@ -1,6 +1,7 @@
+use std::collections::HashMap;
 use std::ops::Range;
 
-use shardfeed_plan::checkpoint::{Cover, Part, cover};
+use shardfeed_plan::checkpoint::{Cover, Part, Placed, Placement, cover};
 
 use super::opened::Checkpoint;
 use crate::error::{Error, Result};
@@ -11,11 +12,30 @@ pub struct ReadPlan<'a> {
     pub(crate) wishes: Vec<Wish<'a>>,
 }
 
-/// A tensor, or a part of one.
+/// A part of one stored chunk, and where its elements go in a piece of memory.
+#[derive(Clone, Debug)]
+pub struct PlacedPart {
+    /// The tensor, by its place in [`Checkpoint::tensors`].
+    pub tensor: usize,
+    /// The chunk, by its place in the tensor.
+    pub chunk: usize,
+    /// Which part, counted from the chunk's first element.
+    pub part: Part,
+    /// Where it goes.
+    pub placement: Placement,
+}
+
+/// Something that goes to a piece of memory.
 pub(crate) struct Wish<'a> {
     pub(crate) name: String,
-    pub(crate) ranges: Option<Vec<Range<u64>>>,
+    asked: Asked,
     pub(crate) memory: &'a mut [u8],
+}
+
+enum Asked {
+    Whole,
+    Slice(Vec<Range<u64>>),
+    Parts(Vec<PlacedPart>),
 }
 
 /// A part of a stored chunk, and where it goes.
@@ -26,10 +46,12 @@ pub(crate) struct Wanted {
     /// Which part, counted from the chunk's first element.
     pub(crate) part: Part,
     pub(crate) destination: u32,
-    /// The shape of what lies in the destination.
-    pub(crate) shape: Vec<u64>,
-    /// Where in it the part begins.
-    pub(crate) at: Vec<u64>,
+    /// Where in it.
+    pub(crate) placement: Placement,
+    /// Nothing else that is wanted goes to any of the same bytes.
+    pub(crate) is_apart: bool,
+    /// Where it does, the one with the higher turn comes later, and of those with the same the one that was asked for later.
+    pub(crate) turn: usize,
 }
 
 impl<'a> ReadPlan<'a> {
@@ -40,13 +62,20 @@ impl<'a> ReadPlan<'a> {
 
     /// A whole tensor, row by row, into memory of exactly its size.
     pub fn read(&mut self, name: &str, memory: &'a mut [u8]) -> &mut Self {
-        self.wishes.push(Wish { name: name.to_owned(), ranges: None, memory });
+        self.wishes.push(Wish { name: name.to_owned(), asked: Asked::Whole, memory });
         self
     }
 
     /// A part of a tensor, one range for each of its dimensions, into memory of exactly its size.
     pub fn read_slice(&mut self, name: &str, ranges: &[Range<u64>], memory: &'a mut [u8]) -> &mut Self {
-        self.wishes.push(Wish { name: name.to_owned(), ranges: Some(ranges.to_vec()), memory });
+        self.wishes.push(Wish { name: name.to_owned(), asked: Asked::Slice(ranges.to_vec()), memory });
+        self
+    }
+
+    /// Parts of stored chunks, each to places of its own in one piece of memory; `name` is what progress says of them. Where parts
+    /// lie over each other, or may, they are read one after another, and the last one stays.
+    pub fn read_parts(&mut self, name: &str, parts: Vec<PlacedPart>, memory: &'a mut [u8]) -> &mut Self {
+        self.wishes.push(Wish { name: name.to_owned(), asked: Asked::Parts(parts), memory });
         self
     }
 }
@@ -85,7 +114,7 @@ impl Checkpoint {
             offsets: ranges.iter().map(|range| range.start).collect(),
             sizes: ranges.iter().map(|range| range.end - range.start).collect(),
         };
-        let first = into.len();
+        let mut filled = Vec::new();
         for (chunk, stored) in tensor.chunks.iter().enumerate() {
             let Some(shared) = wish.intersection(&stored.part) else { continue };
             let from = |offsets: &[u64]| {
@@ -96,19 +125,17 @@ impl Checkpoint {
                 chunk,
                 part: Part { offsets: from(&stored.part.offsets), sizes: shared.sizes.clone() },
                 destination,
-                shape: wish.sizes.clone(),
-                at: from(&wish.offsets),
+                placement: Placement::row_major(tensor.dtype, &wish.sizes, &from(&wish.offsets)),
+                is_apart: self.covers[index] == Cover::Exact,
+                turn: 0,
             });
+            filled.push(Part { offsets: from(&wish.offsets), sizes: shared.sizes.clone() });
         }
-        if !matches!(self.covers[index], Cover::Exact | Cover::Overlapping) {
-            let parts = into[first..]
-                .iter()
-                .map(|want| Part { offsets: want.at.clone(), sizes: want.part.sizes.clone() });
-            if !matches!(cover(&wish.sizes, &parts.collect::<Vec<_>>()), Cover::Exact | Cover::Overlapping) {
-                return Err(Error::Invalid(format!(
-                    "{name}: parts of {ranges:?} are in no chunk that this rank's metadata know; open the checkpoint without naming a rank"
-                )));
-            }
+        let is_whole = |cover: Cover| matches!(cover, Cover::Exact | Cover::Overlapping);
+        if !is_whole(self.covers[index]) && !is_whole(cover(&wish.sizes, &filled)) {
+            return Err(Error::Invalid(format!(
+                "{name}: parts of {ranges:?} are in no chunk that this rank's metadata know; open the checkpoint without naming a rank"
+            )));
         }
         Ok(wish.volume() * tensor.dtype.bytes())
     }
@@ -117,15 +144,95 @@ impl Checkpoint {
     pub(crate) fn resolve_all(&self, plan: &ReadPlan<'_>) -> Result<Vec<Wanted>> {
         let mut wanted = Vec::new();
         for (destination, wish) in plan.wishes.iter().enumerate() {
-            let bytes = self.resolve(&wish.name, wish.ranges.as_deref(), destination as u32, &mut wanted)?;
-            if bytes != wish.memory.len() as u64 {
+            let (destination, len) = (destination as u32, wish.memory.len() as u64);
+            let ranges = match &wish.asked {
+                Asked::Parts(parts) => {
+                    self.resolve_parts(parts, destination, len, &mut wanted)?;
+                    continue;
+                }
+                Asked::Whole => None,
+                Asked::Slice(ranges) => Some(ranges.as_slice()),
+            };
+            let bytes = self.resolve(&wish.name, ranges, destination, &mut wanted)?;
+            if bytes != len {
                 return Err(Error::Invalid(format!(
-                    "{}: it takes {bytes} bytes, and memory of {} was given for it",
+                    "{}: it takes {bytes} bytes, and memory of {len} was given for it",
                     wish.name,
-                    wish.memory.len()
                 )));
             }
         }
+        self.take_turns(plan, &mut wanted);
         Ok(wanted)
     }
+
+    /// The stock reader takes a file after another, in the order in which they are needed first. Parts come in an order of their own.
+    fn take_turns(&self, plan: &ReadPlan<'_>, wanted: &mut [Wanted]) {
+        let mut turns: HashMap<u32, usize> = HashMap::new();
+        for want in wanted {
+            if !matches!(plan.wishes[want.destination as usize].asked, Asked::Parts(_)) {
+                let file = self.tensors()[want.tensor].chunks[want.chunk].item.file;
+                let next = turns.len();
+                want.turn = *turns.entry(file).or_insert(next);
+            }
+        }
+    }
+
+    fn resolve_parts(
+        &self,
+        parts: &[PlacedPart],
+        destination: u32,
+        memory_len: u64,
+        into: &mut Vec<Wanted>,
+    ) -> Result<()> {
+        let mut placed = Vec::with_capacity(parts.len());
+        for wish in parts {
+            let PlacedPart { tensor, chunk, part, placement } = wish;
+            let stored =
+                self.tensors().get(*tensor).and_then(|tensor| Some((tensor, tensor.chunks.get(*chunk)?)));
+            let (tensor, chunk) = stored
+                .ok_or_else(|| Error::Invalid(format!("there is no chunk {chunk} of a tensor {tensor}")))?;
+            let refused = |what: String| Error::Invalid(format!("{}: {what}", tensor.name));
+            let sizes = &chunk.part.sizes;
+            if !part.is_within(sizes) || part.volume() == 0 {
+                return Err(refused(format!("{part:?} is no part of a chunk of {sizes:?}")));
+            }
+            let own = Placed { placement, sizes: &part.sizes, element: tensor.dtype.bytes() };
+            if own.end().is_none_or(|end| end > memory_len) {
+                return Err(refused(format!(
+                    "{:?} at {placement:?} is not within {memory_len} bytes",
+                    part.sizes
+                )));
+            }
+            if !own.is_single() {
+                return Err(refused(format!(
+                    "elements of {:?} at {placement:?} lie over each other",
+                    part.sizes
+                )));
+            }
+            placed.push(own);
+        }
+        let apart = apart(&placed);
+        for (PlacedPart { tensor, chunk, part, placement }, is_apart) in parts.iter().cloned().zip(apart) {
+            into.push(Wanted { tensor, chunk, part, destination, placement, is_apart, turn: 0 });
+        }
+        Ok(())
+    }
+}
+
+/// Which of them surely share no byte with any other.
+fn apart(placed: &[Placed<'_>]) -> Vec<bool> {
+    let mut order: Vec<usize> = (0..placed.len()).collect();
+    order.sort_by_key(|&index| placed[index].placement.start);
+    let mut is_apart = vec![true; placed.len()];
+    for (turn, &one) in order.iter().enumerate() {
+        let end = placed[one].end().unwrap_or(u64::MAX);
+        for &other in order[turn + 1..].iter().take_while(|&&other| placed[other].placement.start < end) {
+            // Of those of which it is known already nobody has to ask again.
+            if (is_apart[one] || is_apart[other]) && !placed[one].is_apart(&placed[other]) {
+                is_apart[one] = false;
+                is_apart[other] = false;
+            }
+        }
+    }
+    is_apart
 }

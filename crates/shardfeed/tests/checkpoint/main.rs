@@ -15,4 +15,5 @@ mod damage; // every kind of damage is found, with its place
 mod economy; // how much is read for what is wanted, and from where
 mod hostile; // checkpoints that mean harm, files that change under a reader
 mod mutations; // random damage
+mod parts; // parts of chunks, to places of their own
 mod agree; // random checkpoints, parts and ways to read -> what was written

@@ -109,6 +109,11 @@ impl<'a> Pickle<'a> {
         self.len
     }
 
+    /// All values, by their places. A tuple comes after everything that it holds; what else holds something may come before it.
+    pub fn nodes(&self) -> &[Node<'a>] {
+        &self.nodes
+    }
+
     /// A value.
     pub fn node(&self, id: Id) -> &Node<'a> {
         &self.nodes[id as usize]

@@ -1,0 +1,36 @@
+//! Checkpoints: their metadata as Python's values, and reads into memory that belongs to Python.
+
+mod pickled; // a pickle                 -> values that do nothing
+mod described; // a directory            -> what it holds, as plain values
+mod memory; // addresses                 -> slices
+mod reading; // items and places         -> a read on threads of its own
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use shardfeed::checkpoint::{Dtype, memory_aware_workers, optimal_workers};
+
+pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // What native code can write into a tensor of the same type.
+    let dtypes: Vec<&str> = Dtype::all().map(Dtype::torch_name).collect();
+    module.add("CHECKPOINT_DTYPES", PyTuple::new(module.py(), dtypes)?)?;
+    module.add_class::<pickled::PickledGlobal>()?;
+    module.add_class::<pickled::PickledCall>()?;
+    module.add_class::<reading::CheckpointRead>()?;
+    module.add_function(wrap_pyfunction!(pickled::read_pickle, module)?)?;
+    module.add_function(wrap_pyfunction!(described::describe_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(reading::read_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint_workers, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint_workers_within_memory, module)?)
+}
+
+#[pyfunction]
+#[pyo3(signature = (files, max_workers=None))]
+fn checkpoint_workers(files: usize, max_workers: Option<usize>) -> usize {
+    optimal_workers(files, max_workers)
+}
+
+#[pyfunction]
+#[pyo3(signature = (file_bytes, max_workers=None))]
+fn checkpoint_workers_within_memory(file_bytes: u64, max_workers: Option<usize>) -> usize {
+    memory_aware_workers(file_bytes, max_workers)
+}

@@ -1,0 +1,178 @@
+//! Parts of stored chunks, each to places of its own: what other languages' tensors ask for.
+
+use shardfeed::checkpoint::{
+    Checkpoint, Dtype, Metadata, OpenOptions, Part, PlacedPart, Placement, RawItem, ReadOptions, ReadPlan,
+    Stop, write_sample,
+};
+
+use crate::support::{open, scratch, ways};
+
+/// `model.weight` of the sample: 4 by 4 numbers of four bytes.
+fn weight(checkpoint: &Checkpoint) -> (usize, Vec<u8>) {
+    let tensor = checkpoint.tensors().iter().position(|tensor| tensor.name == "model.weight").unwrap();
+    assert_eq!(checkpoint.tensors()[tensor].dtype, Dtype::Float32);
+    assert_eq!(checkpoint.tensors()[tensor].shape, [4, 4]);
+    (tensor, checkpoint.read("model.weight").unwrap().bytes)
+}
+
+/// All chunks of a tensor, each to where it belongs in a memory of these strides.
+fn all_of(checkpoint: &Checkpoint, tensor: usize, start: u64, strides: [u64; 2]) -> Vec<PlacedPart> {
+    let chunks = checkpoint.tensors()[tensor].chunks.iter().enumerate();
+    let part = |(chunk, stored): (usize, &shardfeed::checkpoint::StoredChunk)| PlacedPart {
+        tensor,
+        chunk,
+        part: Part::whole(&stored.part.sizes),
+        placement: Placement {
+            start: start + stored.part.offsets[0] * strides[0] + stored.part.offsets[1] * strides[1],
+            strides: strides.to_vec(),
+        },
+    };
+    chunks.map(part).collect()
+}
+
+#[test]
+fn elements_go_to_where_they_belong_and_nothing_between_them_is_touched() {
+    let dir = scratch();
+    write_sample(dir.path()).unwrap();
+    let mut checkpoint = open(dir.path());
+    let (tensor, bytes) = weight(&checkpoint);
+    for options in ways() {
+        checkpoint = checkpoint.with_options(options);
+        // Row by row, column by column, with room between the rows, and with room between all numbers.
+        for (start, strides) in [(0, [16, 4]), (0, [4, 16]), (12, [40, 4]), (3, [64, 9])] {
+            let mut memory = vec![0xa5; 400];
+            let mut expected = memory.clone();
+            for (number, element) in bytes.chunks(4).enumerate() {
+                let to = start + number as u64 / 4 * strides[0] + number as u64 % 4 * strides[1];
+                expected[to as usize..to as usize + 4].copy_from_slice(element);
+            }
+            let mut plan = ReadPlan::new();
+            plan.read_parts("weight", all_of(&checkpoint, tensor, start, strides), &mut memory);
+            let stats = checkpoint.read_into(plan).unwrap();
+            assert_eq!(memory, expected, "{start} {strides:?}");
+            assert_eq!(stats.bytes, 64);
+        }
+    }
+}
+
+#[test]
+fn of_parts_that_lie_over_each_other_the_last_one_stays() {
+    let dir = scratch();
+    write_sample(dir.path()).unwrap();
+    let mut checkpoint = open(dir.path());
+    let (tensor, bytes) = weight(&checkpoint);
+    let row = |index: u64| PlacedPart {
+        tensor,
+        chunk: 0,
+        part: Part { offsets: vec![index, 0], sizes: vec![1, 4] },
+        placement: Placement { start: 0, strides: vec![16, 4] },
+    };
+    for options in ways() {
+        checkpoint = checkpoint.with_options(options);
+        for order in [[0, 1], [1, 0]] {
+            let mut memory = [0; 16];
+            let mut plan = ReadPlan::new();
+            plan.read_parts("rows", order.map(row).to_vec(), &mut memory);
+            checkpoint.read_into(plan).unwrap();
+            let last = order[1] as usize * 16;
+            assert_eq!(memory, bytes[last..last + 16]);
+        }
+    }
+}
+
+#[test]
+fn parts_that_are_not_there_or_do_not_fit_are_refused() {
+    let dir = scratch();
+    write_sample(dir.path()).unwrap();
+    let checkpoint = open(dir.path());
+    let (tensor, _) = weight(&checkpoint);
+    let good = PlacedPart {
+        tensor,
+        chunk: 0,
+        part: Part { offsets: vec![0, 0], sizes: vec![1, 4] },
+        placement: Placement { start: 0, strides: vec![16, 4] },
+    };
+    let refused = |wrong: PlacedPart| {
+        let mut memory = [0; 16];
+        let mut plan = ReadPlan::new();
+        plan.read_parts("wrong", vec![wrong], &mut memory);
+        checkpoint.read_into(plan).unwrap_err().to_string()
+    };
+    assert!(refused(PlacedPart { tensor: 99, ..good.clone() }).contains("no chunk 0 of a tensor 99"));
+    assert!(refused(PlacedPart { chunk: 99, ..good.clone() }).contains("no chunk 99"));
+    let part = Part { offsets: vec![4, 0], sizes: vec![1, 4] };
+    assert!(refused(PlacedPart { part, ..good.clone() }).contains("is no part of a chunk"));
+    let late = Placement { start: 4, strides: vec![16, 4] };
+    assert!(refused(PlacedPart { placement: late, ..good.clone() }).contains("is not within 16 bytes"));
+    let single = Placement { start: 0, strides: vec![16, 0] };
+    assert!(refused(PlacedPart { placement: single, ..good.clone() }).contains("lie over each other"));
+    let flat = Placement { start: 0, strides: vec![4] };
+    assert!(refused(PlacedPart { placement: flat, ..good }).contains("is not within 16 bytes"));
+}
+
+#[test]
+fn items_come_as_they_are_stored() {
+    let dir = scratch();
+    write_sample(dir.path()).unwrap();
+    let checkpoint = open(dir.path());
+    let chunk = &checkpoint.tensors()[weight(&checkpoint).0].chunks[0];
+    let wish = RawItem { name: "w".to_owned(), item: chunk.item.clone(), bytes_max: 1 << 20 };
+    let read = checkpoint.read_items(&[wish.clone(), wish.clone()]).unwrap();
+    let (path, _) = checkpoint.files().nth(chunk.item.file as usize).unwrap();
+    let stored = std::fs::read(path).unwrap();
+    let stored = &stored[chunk.item.offset as usize..(chunk.item.offset + chunk.item.length) as usize];
+    if chunk.item.transforms.is_empty() {
+        assert_eq!(read, [stored, stored]);
+    }
+    let mut late = wish.clone();
+    late.item.length = 1 << 40;
+    let mut nowhere = wish;
+    nowhere.item.file = 99;
+    let error = checkpoint.read_items(&[late]).unwrap_err().to_string();
+    assert!(error.contains("does not end within") && error.contains(path.to_str().unwrap()), "{error}");
+    assert!(checkpoint.read_items(&[nowhere]).unwrap_err().to_string().contains("file number 99"));
+}
+
+#[test]
+fn what_somebody_else_describes_is_opened_and_checked() {
+    let dir = scratch();
+    write_sample(dir.path()).unwrap();
+    let known = open(dir.path());
+    let (tensor, bytes) = weight(&known);
+    let options = OpenOptions::default();
+    let metadata = Metadata {
+        tensors: vec![known.tensors()[tensor].clone()],
+        files: known.metadata().files.clone(),
+        ..Metadata::default()
+    };
+    let described = Checkpoint::open_described(dir.path(), metadata.clone(), &options).unwrap();
+    assert_eq!(described.read("model.weight").unwrap().bytes, bytes);
+    let outside = Metadata { files: vec!["../x".to_owned(); metadata.files.len()], ..metadata.clone() };
+    let error = Checkpoint::open_described(dir.path(), outside, &options).unwrap_err().to_string();
+    assert!(error.contains("outside of the checkpoint"), "{error}");
+    let error = Checkpoint::open_described(dir.path(), Metadata { files: vec![], ..metadata }, &options);
+    assert!(error.unwrap_err().to_string().contains("is stored in no file"));
+}
+
+#[test]
+fn a_read_that_is_stopped_fails_and_says_so() {
+    let dir = scratch();
+    write_sample(dir.path()).unwrap();
+    let stop = Stop::new();
+    for use_parallel in [true, false] {
+        let options = ReadOptions { use_parallel, stop: Some(stop.clone()), ..ReadOptions::default() };
+        let checkpoint = open(dir.path()).with_options(options);
+        if use_parallel {
+            checkpoint.read("model.weight").unwrap();
+        }
+        stop.stop();
+        let error = checkpoint.read("model.weight").unwrap_err().to_string();
+        assert!(
+            error.contains("stopped before it was finished") && error.contains("model.weight"),
+            "{error}"
+        );
+        let chunk = checkpoint.tensors()[0].chunks[0].item.clone();
+        let wish = RawItem { name: "w".to_owned(), item: chunk, bytes_max: 1 << 20 };
+        assert!(checkpoint.read_items(&[wish]).unwrap_err().to_string().contains("stopped"));
+    }
+}

@@ -1,0 +1,293 @@
+"""A drop-in for torch's `FileSystemReader`."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from shardfeed._native import ShardfeedError
+from shardfeed.checkpoint._items import Wanted, wanted_in_order
+from shardfeed.checkpoint._metadata import parse_metadata
+from shardfeed.checkpoint._progress import Bar, TellProgress, Tracker
+from shardfeed.checkpoint._sources import NativeSource, Pending, Source, StreamSource
+from shardfeed.checkpoint._targets import Route, bump_versions, meets_any, route_of, staging_for
+
+# What of a planner must be torch's own, so that it does not matter when and in which order it is asked.
+_STOCK_METHODS = ("resolve_tensor", "commit_tensor", "lookup_tensor", "transform_tensor")
+
+# Bytes that are held between the files and the tensors at a time, besides what is being read for the next time; less if the
+# memory budget is small. An item that has more travels alone.
+_STAGING_BYTES = 256 << 20
+
+
+class Reader(FileSystemReader):
+    """Reads a distributed checkpoint in parallel, with the results of torch's own `FileSystemReader`, bit for bit.
+
+    Pass it wherever torch takes a `storage_reader`::
+
+        dcp.load(state, storage_reader=Reader("checkpoints/step-1000"))
+
+    `path`: the directory of the checkpoint.
+    `use_parallel`: several threads; otherwise one item after another.
+    `num_workers`: how many threads; chosen by cores, work and memory if nobody says.
+    `verify`: compare the checksums that were stored with the items, and raise if anything differs. Torch never does.
+    `memory_budget`: bytes that may be held besides the tensors; four fifths of what is available if nobody says.
+    `progress`: called with a `Progress` now and then, on the thread that loads; `True` for a bar on the terminal.
+    `fs`: a file system, an object with the methods of torch's `FileSystemBase`, to read through, in threads.
+
+    Metadata are read by a parser that runs nothing. Bytes go straight into the tensors of the state dict where they can; with a
+    planner that is not torch's own, or overrides how tensors are found or committed, items are read ahead and handed over one by
+    one in torch's order. What only torch can make sense of (quantized types, tensor subclasses, transforms that are not zstd) is read
+    by us and made by torch; `fallbacks` counts those tensors.
+
+    A load that fails raises, and names every file, item and offset that failed; tensors may be filled in part then.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        use_parallel: bool = True,
+        num_workers: int | None = None,
+        verify: bool = False,
+        memory_budget: int | None = None,
+        progress: TellProgress | bool | None = None,
+        fs: Any = None,
+    ) -> None:
+        if num_workers is not None and num_workers < 1:
+            raise ValueError(f"num_workers is {num_workers}, and nobody can read with less than 1")
+        if memory_budget is not None and memory_budget < 1:
+            raise ValueError(f"memory_budget is {memory_budget} bytes, and nothing can be read with less than 1")
+        super().__init__(path)
+        if fs is not None:
+            self.fs = fs
+            self.path = fs.init_path(path) if hasattr(fs, "init_path") else path
+        self.use_parallel = use_parallel
+        self.num_workers = num_workers
+        self.verify = verify
+        self.memory_budget = memory_budget
+        self.progress = progress
+        # Tensors of the last load that torch made from an item's bytes, since native code could not.
+        self.fallbacks = 0
+        # Tensors of the last load that went through memory in between.
+        self.staged = 0
+        self._state_dict_metadata: dict[str, Any] = {}
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What the checkpoint says of itself; with `rank=`, what that rank says, of one that was saved without collectives."""
+        rank = kwargs.get("rank")
+        path = self.fs.concat_path(self.path, ".metadata" if rank is None else f"__{rank}.metadata")
+        with self.fs.create_stream(path, "rb") as stream:
+            pickled = stream.read()
+        try:
+            metadata = parse_metadata(pickled)
+        except ShardfeedError as error:
+            raise ShardfeedError(f"{path}: {error}; copy the checkpoint again, or load another one") from error
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Takes what the checkpoint says of itself, from `read_metadata` or made elsewhere."""
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        self._state_dict_metadata = metadata.state_dict_metadata
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Forgets the last load; another path may be given for the next one."""
+        super().reset(checkpoint_id)
+        self._state_dict_metadata = {}
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads everything that a plan asks for. The future is complete when it is returned."""
+        return self._read(plan, planner, self.use_parallel, self.num_workers)
+
+    def read_data_parallel(self, plan: LoadPlan, planner: LoadPlanner, num_workers: int | None = None) -> Future[None]:
+        """The same on several threads, whatever the reader was told when it was made."""
+        return self._read(plan, planner, True, num_workers or self.num_workers)
+
+    def _read(self, plan: LoadPlan, planner: LoadPlanner, use_parallel: bool, num_workers: int | None) -> Future[None]:
+        self.fallbacks, self.staged = 0, 0
+        wanted = wanted_in_order(plan.items, self.storage_data, self._state_dict_metadata)
+        tell = Bar() if self.progress is True else self.progress or None
+        tracker = Tracker(tell, sum(_bytes(item) for item in wanted))
+        source = self._source(use_parallel, num_workers)
+        if source.fills_tensors and _is_stock(planner):
+            self._read_at_once(wanted, planner, source, tracker)
+        else:
+            self._read_in_order([Entry(item) for item in wanted], planner, source, tracker)
+        tracker.complete()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _source(self, use_parallel: bool, num_workers: int | None) -> Source:
+        # Subclasses and users may have replaced it after the reader was made.
+        if type(self.fs) is not FileSystem:
+            return StreamSource(self.fs, self.path, num_workers if use_parallel else 1)
+        return NativeSource(
+            self.path,
+            use_parallel=use_parallel,
+            num_workers=num_workers,
+            verify=self.verify,
+            memory_budget=self.memory_budget,
+        )
+
+    def _read_at_once(self, wanted: list[Wanted], planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
+        """All targets are found first; what can go straight into them does, and the rest follows in order."""
+        direct: list[tuple[Wanted, torch.Tensor]] = []
+        rest: list[Entry] = []
+        order: list[Entry | None] = []
+        for item in wanted:
+            if item.is_object:
+                rest.append(Entry(item))
+                order.append(rest[-1])
+                continue
+            target = planner.resolve_tensor(item.item).detach()
+            part = None if source.remaining_transforms(item) else item.part
+            if part is not None and target.size() != part.sizes:
+                raise _mismatch(item, target.size(), torch.Size(part.sizes))
+            route = route_of(target, part)
+            if route is Route.DIRECT:
+                direct.append((item, target))
+                order.append(None)
+            else:
+                rest.append(Entry(item, target, by_torch=route is Route.TORCH))
+                order.append(rest[-1])
+        others = [entry.target for entry in rest if entry.target is not None]
+        if others and direct:
+            # Where memory is shared between what goes straight and what does not, all of it keeps torch's order.
+            meets = iter(zip(direct, meets_any([target for _, target in direct], others)))
+            direct, rest = [], []
+            for entry in order:
+                if entry is not None:
+                    rest.append(entry)
+                    continue
+                (item, target), is_met = next(meets)
+                if is_met:
+                    rest.append(Entry(item, target))
+                else:
+                    direct.append((item, target))
+        if direct:
+            source.start(direct).wait(tracker.native())
+            bump_versions([target for _, target in direct])
+            tracker.finish(sum(_bytes(item) for item, _ in direct))
+        self._read_in_order(rest, planner, source, tracker)
+
+    def _read_in_order(self, entries: list[Entry], planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
+        """Items are read ahead, some at a time, and handed over one by one."""
+        batches = _batches(entries, _STAGING_BYTES if self.memory_budget is None else min(_STAGING_BYTES, self.memory_budget // 2))
+        under_way: list[tuple[list[Entry], Pending]] = []
+        try:
+            for batch in batches:
+                under_way.append((batch, source.start([(entry.wanted, entry.stage(source)) for entry in batch])))
+                if len(under_way) == 2:
+                    self._hand_over(*under_way[0], planner, source, tracker)
+                    del under_way[0]
+            if under_way:
+                self._hand_over(*under_way[0], planner, source, tracker)
+                del under_way[0]
+        finally:
+            for _, pending in under_way:
+                pending.stop()
+
+    def _hand_over(self, batch: list[Entry], pending: Pending, planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
+        read = iter(pending.wait(tracker.native()))
+        for entry in batch:
+            item = entry.wanted.item
+            if entry.staging is None:
+                data = self._decoded(entry.wanted, next(read), source)
+                if entry.wanted.is_object:
+                    planner.load_bytes(item, io.BytesIO(data))
+                    continue
+                tensor = self._made_by_torch(entry.wanted, data)
+                self.fallbacks += 1
+            else:
+                tensor = entry.staging
+                self.staged += 1
+            target = entry.target if entry.target is not None else planner.resolve_tensor(item).detach()
+            if target.size() != tensor.size():
+                raise _mismatch(entry.wanted, target.size(), tensor.size())
+            target.copy_(tensor)
+            planner.commit_tensor(item, target)
+            entry.staging = None
+        tracker.finish(sum(_bytes(entry.wanted) for entry in batch), [entry.wanted.name for entry in batch])
+
+    def _decoded(self, wanted: Wanted, stored: bytes, source: Source) -> bytes:
+        """An item's bytes with transforms undone that only torch's extension registry knows."""
+        transforms = source.remaining_transforms(wanted)
+        if not transforms:
+            return stored
+        info = wanted.info
+        place = f"{os.path.join(self.path, info.relative_path)}: {wanted.name} at byte {info.offset}"
+        registry = getattr(self, "transforms", None)
+        if registry is None:
+            raise ValueError(f"{place}: it was changed by {transforms}, which torch {torch.__version__} cannot undo")
+        try:
+            return cast(bytes, registry.transform_load_stream(wanted.item, transforms, io.BytesIO(stored)).read(-1))
+        except ValueError as error:
+            raise ValueError(f"{place}: it was changed by the transforms {transforms}: {error}") from error
+
+    def _made_by_torch(self, wanted: Wanted, data: bytes) -> torch.Tensor:
+        tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return narrow_tensor_by_index(tensor, wanted.item.storage_offsets, wanted.item.lengths)
+
+
+@dataclass
+class Entry:
+    """An item that is handed over in its turn: where it goes, if that is known already, and the memory in between, if there is any."""
+
+    wanted: Wanted
+    target: torch.Tensor | None = None
+    by_torch: bool = False
+    staging: torch.Tensor | None = None
+
+    def stage(self, source: Source) -> torch.Tensor | None:
+        part = self.wanted.part
+        if part is not None and source.fills_tensors and not self.by_torch and not source.remaining_transforms(self.wanted):
+            self.staging = staging_for(part)
+        return self.staging
+
+
+def _is_stock(planner: LoadPlanner) -> bool:
+    kind = type(planner)
+    return isinstance(planner, DefaultLoadPlanner) and all(
+        getattr(kind, name) is getattr(DefaultLoadPlanner, name) and name not in vars(planner) for name in _STOCK_METHODS
+    )
+
+
+def _bytes(wanted: Wanted) -> int:
+    """Bytes of work that an item is."""
+    return wanted.part.bytes if wanted.part is not None else cast(int, wanted.info.length)
+
+
+def _batches(entries: Sequence[Entry], bytes_max: int) -> list[list[Entry]]:
+    batches: list[list[Entry]] = []
+    left = 0
+    for entry in entries:
+        size = max(_bytes(entry.wanted), entry.wanted.info.length)
+        if not batches or size > left:
+            batches.append([])
+            left = bytes_max
+        batches[-1].append(entry)
+        left -= size
+    return batches
+
+
+def _mismatch(wanted: Wanted, target: torch.Size, stored: torch.Size) -> AssertionError:
+    return AssertionError(f"req {wanted.item.storage_index} mismatch sizes {target} vs {stored}")
+
+
+# Where people import it from, and where pickles look for it.
+Reader.__module__ = "shardfeed.checkpoint"

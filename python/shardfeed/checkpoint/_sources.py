@@ -1,0 +1,183 @@
+"""Where bytes come from: the native reader, or somebody's file system."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import io
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+import torch
+
+from shardfeed._native import CheckpointRead, ShardfeedError, read_checkpoint
+from shardfeed.checkpoint._items import NATIVE_DTYPES, NATIVE_TRANSFORMS, Wanted
+from shardfeed.checkpoint._targets import byte_strides
+from shardfeed.checkpoint._workers import get_optimal_workers
+
+NativeProgress = Callable[[int, int, Sequence[str]], None]
+
+# A tensor that a part of an item goes to, or nothing for one whose bytes are wanted.
+Fetch = tuple[Wanted, torch.Tensor | None]
+
+
+class Pending(Protocol):
+    """A read that is under way."""
+
+    def wait(self, progress: NativeProgress | None) -> list[bytes]:
+        """Waits for it; the bytes of all items that were wanted as bytes."""
+        ...
+
+    def stop(self) -> None:
+        """Ends it early."""
+        ...
+
+
+class Source(Protocol):
+    """Where the items of a checkpoint are read from."""
+
+    # Whether parts can be read into tensors.
+    fills_tensors: bool
+
+    def start(self, fetches: Sequence[Fetch]) -> Pending:
+        """Begins to read."""
+        ...
+
+    def remaining_transforms(self, wanted: Wanted) -> list[str]:
+        """What still has to be undone when an item's bytes are there."""
+        ...
+
+
+class NativeSource:
+    """Files of a directory, by the native reader."""
+
+    fills_tensors = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        use_parallel: bool,
+        num_workers: int | None,
+        verify: bool,
+        memory_budget: int | None,
+    ) -> None:
+        self._path = Path(path)
+        self._options: dict[str, Any] = {
+            "use_parallel": use_parallel,
+            "num_workers": num_workers,
+            "verify": verify,
+            "memory_budget": memory_budget,
+        }
+
+    def start(self, fetches: Sequence[Fetch]) -> NativePending:
+        files: dict[str, int] = {}
+        chunks: dict[tuple[str, int, str], int] = {}
+        stored_chunks: list[Any] = []
+        parts: list[Any] = []
+        items: list[Any] = []
+        for wanted, target in fetches:
+            info = wanted.info
+            file = files.setdefault(info.relative_path, len(files))
+            if target is None:
+                transforms = [] if self.remaining_transforms(wanted) else wanted.transforms
+                items.append((wanted.name, wanted.bytes_max, (file, info.offset, info.length, transforms)))
+                continue
+            part = wanted.part
+            assert part is not None, "only parts are read into tensors"
+            key = (info.relative_path, info.offset, wanted.name)
+            chunk = chunks.get(key)
+            if chunk is None:
+                chunk = chunks[key] = len(stored_chunks)
+                stored = (file, info.offset, info.length, wanted.transforms)
+                dtype = NATIVE_DTYPES[part.dtype]
+                stored_chunks.append((wanted.name, dtype, part.chunk_offsets, part.chunk_sizes, stored))
+            parts.append((chunk, part.offsets, part.sizes, target.data_ptr(), byte_strides(target)))
+        keep = [target for _, target in fetches if target is not None]
+        read = read_checkpoint(self._path, list(files), stored_chunks, parts, items, keep, **self._options)
+        return NativePending(read, self._path, list(files))
+
+    def remaining_transforms(self, wanted: Wanted) -> list[str]:
+        transforms = wanted.transforms
+        return [] if all(transform in NATIVE_TRANSFORMS for transform in transforms) else transforms
+
+
+class NativePending:
+    """A read on native threads."""
+
+    def __init__(self, read: CheckpointRead, path: Path, files: list[str]) -> None:
+        self._read = read
+        self._path = path
+        self._files = files
+
+    def wait(self, progress: NativeProgress | None) -> list[bytes]:
+        try:
+            return self._read.wait(progress)[0]
+        except ShardfeedError as error:
+            missing = [file for file in self._files if not (self._path / file).exists()]
+            if missing:
+                raise FileNotFoundError(str(error)) from error
+            raise
+
+    def stop(self) -> None:
+        self._read.stop()
+
+
+class StreamSource:
+    """Files of somebody's file system, an object with the methods of torch's `FileSystemBase`, read through it in threads."""
+
+    fills_tensors = False
+
+    def __init__(self, fs: Any, path: Any, num_workers: int | None) -> None:
+        self._fs = fs
+        self._path = path
+        self._num_workers = num_workers
+
+    def start(self, fetches: Sequence[Fetch]) -> StreamPending:
+        workers = self._num_workers or max(4, get_optimal_workers(len(fetches)))
+        pool = concurrent.futures.ThreadPoolExecutor(workers, "shardfeed-stream")
+        return StreamPending(pool, [pool.submit(self._read, wanted) for wanted, _ in fetches])
+
+    def remaining_transforms(self, wanted: Wanted) -> list[str]:
+        return wanted.transforms
+
+    def _read(self, wanted: Wanted) -> bytes:
+        info = wanted.info
+        place = f"{info.relative_path}: {wanted.name} at byte {info.offset}"
+        parts = PurePosixPath(info.relative_path).parts
+        if not parts or parts[0] == "/" or ".." in parts or "\\" in info.relative_path:
+            raise ShardfeedError(f"{place}: the file would lie outside of the checkpoint; it is not read")
+        with self._fs.create_stream(self._fs.concat_path(self._path, info.relative_path), "rb") as stream:
+            stream.seek(info.offset)
+            read = io.BytesIO()
+            while read.tell() < info.length:
+                portion = stream.read(info.length - read.tell())
+                if not portion:
+                    raise ShardfeedError(
+                        f"{place}: {info.length} bytes reach past the end of the file; it is cut short: copy it again"
+                    )
+                read.write(portion)
+            return read.getvalue()
+
+
+class StreamPending:
+    """Reads in Python's threads."""
+
+    def __init__(self, pool: concurrent.futures.ThreadPoolExecutor, reads: list[concurrent.futures.Future[bytes]]) -> None:
+        self._pool = pool
+        self._reads = reads
+
+    def wait(self, progress: NativeProgress | None) -> list[bytes]:
+        try:
+            concurrent.futures.wait(self._reads, return_when=concurrent.futures.FIRST_EXCEPTION)
+            failed = [read for read in self._reads if read.done() and not read.cancelled() and read.exception() is not None]
+            if len(failed) > 1:
+                reasons = "\n".join(str(read.exception()) for read in failed)
+                raise ShardfeedError(f"{len(failed)} things are wrong with the checkpoint:\n{reasons}") from failed[0].exception()
+            return [read.result() for read in failed or self._reads]
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

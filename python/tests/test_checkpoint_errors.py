@@ -1,0 +1,228 @@
+"""What goes wrong is told: the file, the item, the place; and nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from checkpoint_support import RecordingPlanner, load_with, save
+from shardfeed import ShardfeedError
+from shardfeed.checkpoint import Reader, load
+
+ROOT = Path(__file__).parents[1]
+
+
+def cause(error: BaseException | None) -> BaseException:
+    assert isinstance(error, CheckpointException), error
+    return error.failures[0][0]
+
+
+def item_of(path: Path, name: str) -> Any:
+    stored = Reader(path).read_metadata().storage_data
+    return next(info for index, info in stored.items() if index.fqn == name)
+
+
+@pytest.mark.parametrize("planner", [None, RecordingPlanner])
+@pytest.mark.parametrize("way", [{}, {"use_parallel": False}], ids=str)
+def test_a_file_that_is_cut_short(tmp_path: Path, planner: Any, way: dict[str, Any]) -> None:
+    save({"a": torch.randn(100), "b": torch.randn(100)}, tmp_path)
+    file = tmp_path / "__0_0.distcp"
+    os.truncate(file, file.stat().st_size - 700)
+    info = item_of(tmp_path, "b")
+    error = cause(load_with(Reader(tmp_path, **way), {"a": torch.zeros(100), "b": torch.zeros(100)}, planner and planner()).error)
+    assert isinstance(error, ShardfeedError)
+    assert str(file) in str(error) and f"b at byte {info.offset}" in str(error) and "cut short" in str(error)
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    save({"a": torch.randn(100)}, tmp_path)
+    (tmp_path / "__0_0.distcp").unlink()
+    error = cause(load_with(Reader(tmp_path), {"a": torch.zeros(100)}).error)
+    assert isinstance(error, FileNotFoundError) and "__0_0.distcp" in str(error)
+
+
+def test_files_that_nobody_needs_may_be_missing(tmp_path: Path) -> None:
+    save({"a": torch.ones(100), "b": torch.ones(100)}, tmp_path, single_file_per_rank=False)
+    (tmp_path / item_of(tmp_path, "a").relative_path).unlink()
+    state = {"b": torch.zeros(100)}
+    assert load_with(Reader(tmp_path), state).error is None and state["b"].sum() == 100
+
+
+def test_every_failing_file_is_named(tmp_path: Path) -> None:
+    names = "abc"
+    save({name: torch.randn(100) for name in names}, tmp_path, single_file_per_rank=False)
+    files = [tmp_path / item_of(tmp_path, name).relative_path for name in names[1:]]
+    for file in files:
+        os.truncate(file, 100)
+    error = cause(load_with(Reader(tmp_path), {name: torch.zeros(100) for name in names}).error)
+    assert all(str(file) in str(error) for file in files), error
+
+
+@pytest.mark.parametrize("planner", [None, RecordingPlanner])
+@pytest.mark.parametrize("name", ["small", "large", "object"])
+def test_a_flipped_byte_is_found_on_request(tmp_path: Path, planner: Any, name: str) -> None:
+    saved = {"small": torch.randn(100), "large": torch.randn(200_000), "object": "x" * 1000}
+    save(saved, tmp_path)
+    info = item_of(tmp_path, name)
+    file = tmp_path / info.relative_path
+    data = bytearray(file.read_bytes())
+    data[info.offset + info.length // 2 if name != "object" else data.index(b"xxxx", info.offset)] ^= 1
+    file.write_bytes(data)
+
+    def make() -> dict[str, Any]:
+        return {"small": torch.zeros(100), "large": torch.zeros(200_000), "object": ""}
+
+    # As torch: nobody looks unless asked.
+    assert load_with(Reader(tmp_path), make(), planner and planner()).error is None
+    error = cause(load_with(Reader(tmp_path, verify=True), make(), planner and planner()).error)
+    assert isinstance(error, ShardfeedError)
+    assert f"{name} at byte {info.offset}" in str(error) and "checksum" in str(error) and str(file) in str(error)
+
+
+def test_errors_survive_the_way_between_ranks(tmp_path: Path) -> None:
+    save({"a": torch.randn(100)}, tmp_path)
+    os.truncate(tmp_path / "__0_0.distcp", 10)
+    error = cause(load_with(Reader(tmp_path), {"a": torch.zeros(100)}).error)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error)
+
+
+def test_load_raises_what_happened(tmp_path: Path) -> None:
+    save({"a": torch.randn(100)}, tmp_path)
+    os.truncate(tmp_path / "__0_0.distcp", 10)
+    with pytest.raises(ShardfeedError, match="cut short"):
+        load({"a": torch.zeros(100)}, tmp_path)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        load({"b": torch.zeros(100)}, tmp_path)
+
+
+def test_files_outside_of_the_checkpoint_are_not_read(tmp_path: Path) -> None:
+    save({"a": torch.randn(100)}, tmp_path / "saved")
+    (tmp_path / "saved" / "__0_0.distcp").rename(tmp_path / "outside.distcp")
+    path = tmp_path / "saved" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    for info in metadata.storage_data.values():
+        info.relative_path = "../outside.distcp"
+    path.write_bytes(pickle.dumps(metadata))
+    error = cause(load_with(Reader(tmp_path / "saved"), {"a": torch.zeros(100)}).error)
+    assert "outside of the checkpoint" in str(error)
+
+
+def test_unknown_transforms_are_asked_of_torch_and_then_named(tmp_path: Path) -> None:
+    save({"a": torch.arange(100.0), "b": 3}, tmp_path)
+    path = tmp_path / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    file = tmp_path / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    for info in metadata.storage_data.values():
+        info.transform_descriptors = ["stream.flip/1"]
+        data[info.offset : info.offset + info.length] = bytes(
+            byte ^ 0xFF for byte in data[info.offset : info.offset + info.length]
+        )
+    file.write_bytes(data)
+    path.write_bytes(pickle.dumps(metadata))
+    error = cause(load_with(Reader(tmp_path), {"a": torch.zeros(100), "b": 0}).error)
+    assert isinstance(error, ValueError) and "stream.flip" in str(error) and str(file) in str(error)
+
+    extension = pytest.importorskip("torch.distributed.checkpoint._extension", reason="torch has no extensions before 2.7")
+    import io
+
+    class Flip(extension.StreamTransformExtension):  # type: ignore[name-defined, misc]
+        @staticmethod
+        def registry_name() -> str:
+            return "stream.flip"
+
+        @staticmethod
+        def from_descriptor(version: str) -> Flip:
+            return Flip()
+
+        def get_descriptor(self) -> str:
+            return "stream.flip/1"
+
+        def transform_to(self, output: Any) -> Any:
+            raise NotImplementedError
+
+        def transform_from(self, input: Any) -> Any:
+            return io.BytesIO(bytes(byte ^ 0xFF for byte in input.read(-1)))
+
+    reader, state = Reader(tmp_path), {"a": torch.zeros(100), "b": 0}
+    reader.transforms.extension_registry.register(Flip)
+    outcome = load_with(reader, state)
+    assert outcome.error is None and state["b"] == 3 and torch.equal(state["a"], torch.arange(100.0))
+    assert reader.fallbacks == 1
+
+
+def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="num_workers is 0"):
+        Reader(tmp_path, num_workers=0)
+    with pytest.raises(ValueError, match="memory_budget is 0"):
+        Reader(tmp_path, memory_budget=0)
+
+
+def test_ctrl_c_ends_a_read_at_once(tmp_path: Path) -> None:
+    """A child reads from a pipe-like file that never ends in time: thousands of large items, one thread; the parent interrupts it."""
+    save({"a": torch.zeros(1 << 24)}, tmp_path)
+    script = f"""
+        import sys, threading, time, torch
+        from shardfeed.checkpoint import Reader
+        from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+        reader = Reader({str(tmp_path)!r}, num_workers=1, verify=True)
+        metadata = reader.read_metadata()
+        state = {{"a": torch.zeros(1 << 24)}}
+        planner = DefaultLoadPlanner()
+        planner.set_up_planner(state, metadata, True)
+        reader.set_up_storage_reader(metadata, True)
+        plan = planner.create_local_plan()
+        # Each of these is the same 64 MiB; together they take minutes.
+        plan.items.extend([plan.items[0]] * 20_000)
+        print("begin", flush=True)
+        try:
+            reader.read_data(plan, planner)
+        except KeyboardInterrupt:
+            print("interrupted", time.time(), flush=True)
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == "begin\n"
+        # Until it reads: the file is open then.
+        opened = str(tmp_path / "__0_0.distcp")
+        deadline = time.time() + 60
+        while time.time() < deadline and opened not in open_files(child.pid):
+            assert child.poll() is None
+        sent = time.time()
+        child.send_signal(signal.SIGINT)
+        word, at = child.stdout.readline().split()
+        assert word == "interrupted"
+        # 100 ms, and as much again for a machine that does other things.
+        assert float(at) - sent < 1.0, float(at) - sent
+        assert child.wait(timeout=60) == 0
+    finally:
+        child.kill()
+        child.wait()
+
+
+def open_files(pid: int) -> set[str]:
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.add(os.readlink(entry))
+        except OSError:
+            continue
+    return found

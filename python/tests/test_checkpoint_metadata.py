@@ -1,0 +1,142 @@
+"""`.metadata` is read without being unpickled, and becomes what torch would have unpickled."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+
+from checkpoint_support import load_with, save
+from shardfeed import ShardfeedError
+from shardfeed.checkpoint import Reader
+from shardfeed.checkpoint._metadata import Unknown
+
+FIXTURES = Path(__file__).parents[2] / "testdata" / "checkpoints" / "fixtures"
+
+
+def assert_equal_fields(ours: Any, torchs: Any, place: str = "metadata") -> None:
+    """Field by field, with the types: dataclasses compare less than they hold."""
+    # Torch 2.0 had a class of this name elsewhere, which is still there for such checkpoints.
+    assert type(ours).__name__ == type(torchs).__name__, place
+    if dataclasses.is_dataclass(torchs):
+        # What is not stored is a default of the class; what is stored besides is an attribute.
+        names = {field.name for field in dataclasses.fields(torchs)} | vars(ours).keys() | vars(torchs).keys()
+        for name in names - {"load_id"}:
+            if not hasattr(torchs, name):
+                # A list that torch 2.4 did not know: unpickling leaves its objects without, ours have an empty one.
+                assert getattr(ours, name) == [], f"{place}.{name}"
+                continue
+            assert_equal_fields(getattr(ours, name), getattr(torchs, name), f"{place}.{name}")
+    elif isinstance(torchs, dict):
+        assert list(ours) == list(torchs), place
+        for (own_key, own), (key, value) in zip(ours.items(), torchs.items()):
+            assert_equal_fields(own_key, key, f"{place} key {key}")
+            assert_equal_fields(own, value, f"{place}[{key}]")
+    elif isinstance(torchs, (list, tuple)):
+        assert len(ours) == len(torchs), place
+        for index, (own, value) in enumerate(zip(ours, torchs)):
+            assert_equal_fields(own, value, f"{place}[{index}]")
+    else:
+        assert ours == torchs, place
+
+
+def some_state() -> dict[str, Any]:
+    return {
+        "model": {"weight": torch.nn.Parameter(torch.randn(3, 4)), "strided": torch.randn(4, 8)[:, ::2], "none": None},
+        "list": [torch.tensor(1), {"deep": torch.zeros(0, 3)}],
+        "half": torch.zeros(2, dtype=torch.bfloat16),
+        "complex": torch.zeros(2, dtype=torch.complex64),
+        "step": 3,
+    }
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_every_field_is_what_torch_unpickles(tmp_path: Path, protocol: int) -> None:
+    path = save(some_state(), tmp_path, thread_count=2) / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    path.write_bytes(pickle.dumps(metadata, protocol))
+    torchs = FileSystemReader(tmp_path).read_metadata()
+    reader = Reader(tmp_path)
+    ours = reader.read_metadata()
+    assert_equal_fields(ours, torchs)
+    assert ours.storage_meta is not None and ours.storage_meta.load_id == reader.load_id
+
+
+def metadata_fixtures() -> list[Path]:
+    found = sorted(FIXTURES.rglob(".metadata"))
+    assert found, "the repository holds fixtures"
+    return found
+
+
+@pytest.mark.parametrize("path", metadata_fixtures(), ids=lambda path: path.parent.name)
+def test_fixtures_of_every_version(path: Path) -> None:
+    try:
+        torchs = FileSystemReader(path.parent).read_metadata()
+    except Exception as error:
+        pytest.skip(f"torch {torch.__version__} cannot read it: {error}")
+    assert_equal_fields(Reader(path.parent).read_metadata(), torchs)
+
+
+def test_a_rank_has_metadata_of_its_own(tmp_path: Path) -> None:
+    save({"a": torch.ones(2)}, tmp_path)
+    os.rename(tmp_path / ".metadata", tmp_path / "__3.metadata")
+    assert list(Reader(tmp_path).read_metadata(rank=3).state_dict_metadata) == ["a"]
+    with pytest.raises(FileNotFoundError):
+        Reader(tmp_path).read_metadata()
+
+
+class Evil:
+    """Leaves a trace if it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_in_a_pickle_runs(tmp_path: Path) -> None:
+    path = save({"a": torch.ones(2)}, tmp_path / "saved") / ".metadata"
+    trace = tmp_path / "trace"
+    path.write_bytes(pickle.dumps(Evil(trace)))
+    with pytest.raises(ShardfeedError, match="not the metadata of a distributed checkpoint"):
+        Reader(path.parent).read_metadata()
+    assert not trace.exists()
+    # Unpickling is what would have run it.
+    pickle.loads(path.read_bytes())
+    assert trace.exists()
+
+
+def test_what_is_not_known_stays_a_name_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = save({"a": torch.ones(2)}, tmp_path / "saved") / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    trace = tmp_path / "trace"
+    metadata.mcore_data = {"a": {"shape": (2, 3), "what": Evil(trace)}}
+    path.write_bytes(pickle.dumps(metadata))
+    ours = Reader(path.parent).read_metadata()
+    assert ours.mcore_data["a"]["shape"] == (2, 3)  # type: ignore[attr-defined]
+    assert isinstance(ours.mcore_data["a"]["what"], Unknown)  # type: ignore[attr-defined]
+    state = {"a": torch.zeros(2)}
+    assert load_with(Reader(path.parent), state).error is None and state["a"].tolist() == [1, 1]
+    assert not trace.exists()
+
+
+def test_metadata_cut_anywhere_or_changed_are_refused_by_name(tmp_path: Path) -> None:
+    path = save(some_state(), tmp_path) / ".metadata"
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ShardfeedError, match=r"\.metadata: "):
+            Reader(tmp_path).read_metadata()
+    for place in range(0, len(whole), 5):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        try:
+            Reader(tmp_path).read_metadata()
+        except ShardfeedError as error:
+            assert ".metadata: " in str(error)

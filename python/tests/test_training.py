@@ -1,0 +1,15 @@
+"""The training run of the examples holds what it says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt.py"
+
+
+def test_a_killed_run_continues_on_more_ranks_with_the_same_losses(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLE), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same tokens in each" in done.stdout
+    assert (tmp_path / "run" / "losses.png").read_bytes().startswith(b"\x89PNG")
