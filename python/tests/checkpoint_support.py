@@ -56,7 +56,7 @@ def save(state: dict[str, Any], path: Path, **options: Any) -> Path:
 
 def bits(tensor: torch.Tensor) -> bytes:
     """A tensor's elements, row by row, as bytes."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
     if plain.is_quantized:
         plain = plain.int_repr()
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
@@ -122,7 +122,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def memory(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of the memory that a tensor lies in."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.detach().untyped_storage())
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.detach().untyped_storage())
 
 
 def assert_same_leaf(name: str, ours: Any, torchs: Any) -> None:

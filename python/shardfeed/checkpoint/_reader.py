@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from shardfeed._native import ShardfeedError
+from shardfeed.checkpoint._devices import BUFFER_BYTES, BUFFERS, CudaLane, read_through_ring
 from shardfeed.checkpoint._items import Wanted, wanted_in_order
 from shardfeed.checkpoint._metadata import parse_metadata
 from shardfeed.checkpoint._progress import Bar, TellProgress, Tracker
@@ -147,6 +148,7 @@ class Reader(FileSystemReader):
     def _read_at_once(self, wanted: list[Wanted], planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
         """All targets are found first; what can go straight into them does, and the rest follows in order."""
         direct: list[tuple[Wanted, torch.Tensor]] = []
+        pinned: dict[torch.device, list[tuple[Wanted, torch.Tensor]]] = {}
         rest: list[Entry] = []
         order: list[Entry | None] = []
         for item in wanted:
@@ -159,6 +161,12 @@ class Reader(FileSystemReader):
             if part is not None and target.size() != part.sizes:
                 raise _mismatch(item, target.size(), torch.Size(part.sizes))
             route = route_of(target, part)
+            if route is Route.PINNED:
+                # What is compressed would be decompressed for each of its pieces.
+                if not item.transforms:
+                    pinned.setdefault(target.device, []).append((item, target))
+                    continue
+                route = Route.STAGED
             if route is Route.DIRECT:
                 direct.append((item, target))
                 order.append(None)
@@ -183,7 +191,21 @@ class Reader(FileSystemReader):
             source.start(direct).wait(tracker.native())
             bump_versions([target for _, target in direct])
             tracker.finish(sum(_bytes(item) for item, _ in direct))
+        for device, pieces in pinned.items():
+            self._read_to_device(device, pieces, source, tracker)
         self._read_in_order(rest, planner, source, tracker)
+
+    def _read_to_device(
+        self, device: torch.device, pieces: list[tuple[Wanted, torch.Tensor]], source: Source, tracker: Tracker
+    ) -> None:
+        """Through pinned memory, which is filled and emptied at the same time."""
+        assert isinstance(source, NativeSource), "only native threads fill memory"
+        lane = CudaLane(device)
+        workers = (self.num_workers or os.cpu_count() or 1) if self.use_parallel else 1
+        buffers = BUFFERS
+        if self.memory_budget is not None:
+            buffers = max(1, min(buffers, self.memory_budget // BUFFER_BYTES))
+        read_through_ring(pieces, lane, source.start_with, tracker.finish, workers=workers, buffer_bytes=BUFFER_BYTES, buffers=buffers)
 
     def _read_in_order(self, entries: list[Entry], planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
         """Items are read ahead, some at a time, and handed over one by one."""

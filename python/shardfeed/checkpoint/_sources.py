@@ -72,6 +72,13 @@ class NativeSource:
         }
 
     def start(self, fetches: Sequence[Fetch]) -> NativePending:
+        return self._start(fetches, self._options)
+
+    def start_with(self, fetches: Sequence[Fetch], num_workers: int) -> NativePending:
+        """The same with so many threads, since others read at the same time."""
+        return self._start(fetches, {**self._options, "num_workers": num_workers})
+
+    def _start(self, fetches: Sequence[Fetch], options: dict[str, Any]) -> NativePending:
         files: dict[str, int] = {}
         chunks: dict[tuple[str, int, str], int] = {}
         stored_chunks: list[Any] = []
@@ -95,7 +102,7 @@ class NativeSource:
                 stored_chunks.append((wanted.name, dtype, part.chunk_offsets, part.chunk_sizes, stored))
             parts.append((chunk, part.offsets, part.sizes, target.data_ptr(), byte_strides(target)))
         keep = [target for _, target in fetches if target is not None]
-        read = read_checkpoint(self._path, list(files), stored_chunks, parts, items, keep, **self._options)
+        read = read_checkpoint(self._path, list(files), stored_chunks, parts, items, keep, **options)
         return NativePending(read, self._path, list(files))
 
     def remaining_transforms(self, wanted: Wanted) -> list[str]:

@@ -14,19 +14,19 @@ class Route(enum.Enum):
     """How the bytes of an item come into a tensor."""
 
     DIRECT = "native threads write them to where they belong"
+    PINNED = "native threads write them to pinned memory, and a stream copies them to the device"
     STAGED = "native threads write them to memory in between, and `copy_` does the rest"
     TORCH = "torch makes a tensor of the item's bytes, and `copy_` does the rest"
 
 
 def route_of(target: torch.Tensor, part: StoredPart | None) -> Route:
-    """How a part of what is stored comes into a target.
-
-    This is the place to add other ways, such as pinned memory on the way to a GPU.
-    """
+    """How a part of what is stored comes into a target."""
     if part is None or type(target) is not torch.Tensor or target.layout is not torch.strided:
         return Route.TORCH
     if target.is_quantized or target.device.type == "meta":
         return Route.TORCH
+    if target.device.type == "cuda" and target.dtype is part.dtype and not target.is_neg() and not target.is_conj():
+        return Route.STAGED if target.is_inference() else Route.PINNED
     if target.device.type != "cpu" or target.dtype is not part.dtype or target.is_neg() or target.is_conj():
         return Route.STAGED
     # Whether those may be changed, and what counts their changes, is torch's business.

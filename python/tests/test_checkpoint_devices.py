@@ -1,0 +1,133 @@
+"""The ring of buffers on the way to a device: with memory of this machine as the device, and with a GPU where there is one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from shardfeed.checkpoint import Reader, _devices, _reader
+from shardfeed.checkpoint._items import StoredPart, Wanted
+from shardfeed.checkpoint._targets import Route
+
+SHAPES = [(7,), (64, 33), (5, 4, 3, 2, 6), (), (1000, 3), (1, 4097), (3, 1, 700)]
+
+
+class MemoryLane:
+    """Copies at once, and keeps count of what a buffer is used for before its copies are waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.waited = 0
+
+    def buffer(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def copy(self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        for target, staging in pieces:
+            target.copy_(staging)
+
+        def wait() -> None:
+            self.waited += 1
+
+        return wait
+
+    def finish(self) -> None:
+        pass
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for number, shape in enumerate(SHAPES):
+        for dtype in (torch.float32, torch.bfloat16, torch.int8):
+            values = torch.randint(-100, 100, shape, generator=generator)
+            made[f"t{number}.{dtype}"] = values.to(dtype)
+    made["transposed"] = torch.arange(60.0).view(6, 10).t()
+    return made
+
+
+def test_slabs_divide_a_part() -> None:
+    dice = random.Random(3)
+    for _ in range(300):
+        sizes = tuple(dice.randint(1, 6) for _ in range(dice.randint(0, 4)))
+        offsets = tuple(dice.randint(0, 3) for _ in sizes)
+        chunk = tuple(offset + size + dice.randint(0, 2) for offset, size in zip(offsets, sizes, strict=True))
+        part = StoredPart(torch.int32, tuple(0 for _ in sizes), chunk, offsets, sizes)
+        wanted = Wanted(SimpleNamespace(storage_index=SimpleNamespace(fqn="t")), None, part)  # type: ignore[arg-type]
+        target = torch.zeros(sizes, dtype=torch.int32)
+        bytes_max = dice.randint(1, 200)
+        for piece, place in _devices.slabs(wanted, target, bytes_max):
+            assert piece.part is not None and piece.part.sizes == tuple(place.shape)
+            assert piece.part.bytes <= bytes_max or piece.part.bytes == 4
+            # Where in the target it is, by where in the chunk.
+            at = tuple(own - first for own, first in zip(piece.part.offsets, offsets, strict=True))
+            index = tuple(slice(first, first + size) for first, size in zip(at, piece.part.sizes, strict=True))
+            assert target[index].data_ptr() == place.data_ptr() and target[index].shape == place.shape
+            place += 1
+        assert torch.equal(target, torch.ones_like(target)), "each element is in one piece"
+
+
+@pytest.mark.parametrize(("buffer_bytes", "buffers"), [(64, 1), (300, 2), (4096, 3), (1 << 20, 6)])
+def test_what_comes_through_the_ring_is_what_torch_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, buffers: int
+) -> None:
+    saved = tensors()
+    dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path, thread_count=3), no_dist=True)
+    monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
+    monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
+    monkeypatch.setattr(_reader, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(_reader, "BUFFERS", buffers)
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+    # One that is not dense, and one that shares its memory with another: the last in torch's order stays.
+    loaded["t1.torch.float32"] = torch.zeros(64, 66)[:, ::2]
+    stock = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+    told = []
+    reader = Reader(tmp_path, progress=lambda progress: told.append((progress.bytes, progress.bytes_total)))
+    dcp.load(loaded, storage_reader=reader, no_dist=True)
+    dcp.load(stock, storage_reader=dcp.FileSystemReader(tmp_path), no_dist=True)
+    for name, tensor in stock.items():
+        assert torch.equal(loaded[name], tensor), name
+    assert (reader.staged, reader.fallbacks) == (0, 0)
+    total = sum(tensor.nbytes for tensor in saved.values())
+    assert told[-1] == (total, total) and told == sorted(told)
+
+
+def test_a_file_that_is_cut_short_is_named_and_nothing_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = tensors()
+    dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    file = next(tmp_path.glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-5000])
+    monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
+    monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
+    monkeypatch.setattr(_reader, "BUFFER_BYTES", 512)
+    with pytest.raises(BaseException, match=file.name):  # noqa: B017, PT011
+        dcp.load({name: torch.zeros_like(tensor) for name, tensor in saved.items()}, storage_reader=Reader(tmp_path), no_dist=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_cuda_tensors_are_what_torch_reads_whatever_stream_is_in_use(tmp_path: Path) -> None:
+    saved = {name: tensor.cuda() for name, tensor in tensors().items()}
+    saved["large"] = torch.randint(-100, 100, (3, 50_000_000), dtype=torch.int8, device="cuda")
+    dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path, thread_count=2), no_dist=True)
+    stock = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+    dcp.load(stock, storage_reader=dcp.FileSystemReader(tmp_path), no_dist=True)
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            loaded = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+            wide = torch.zeros(64, 66, device="cuda")
+            loaded["t1.torch.float32"] = wide[:, ::2]
+            # Work that is under way when the load begins must not come after it.
+            for tensor in loaded.values():
+                tensor.copy_((tensor.double() - 5).to(tensor.dtype))
+            reader = Reader(tmp_path)
+            dcp.load(loaded, storage_reader=reader, no_dist=True)
+            doubled = {name: tensor + tensor for name, tensor in loaded.items()}
+        for name, tensor in stock.items():
+            assert torch.equal(loaded[name].cpu(), tensor.cpu()), name
+            assert torch.equal(doubled[name].cpu(), (tensor + tensor).cpu()), name
+        assert (reader.staged, reader.fallbacks) == (0, 0)
+        assert not wide[:, 1::2].any(), "nothing is written in between"
