@@ -120,7 +120,7 @@ impl Loader {
         let loader = &mut *loader;
         loop {
             match py.detach(|| loader.next_batch_within(LOOK_EVERY)).map_err(raise)? {
-                NextBatch::Batch(batch) => return dictionary(py, *batch).map(Some),
+                NextBatch::Batch(batch) => return dictionary(py, batch).map(Some),
                 NextBatch::EpochOver => return Ok(None),
                 NextBatch::NotYet => py.check_signals()?,
             }

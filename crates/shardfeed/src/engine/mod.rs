@@ -47,9 +47,10 @@ pub(crate) struct EngineSettings {
 }
 
 /// What a trainer gets that asks for a batch.
+#[allow(clippy::large_enum_variant)] // A box would be an allocation for each batch.
 pub(crate) enum Next {
     /// A batch, and where the stream stands once it is taken.
-    Batch(Box<Batch>, u64),
+    Batch(Batch, u64),
     /// The epoch is over.
     Over,
     NotYet,
@@ -110,7 +111,7 @@ impl Engine {
         let mut until = None;
         let next = loop {
             if let Some(batch) = queue.take() {
-                break batch.map(|(batch, next_position)| Next::Batch(Box::new(batch), next_position));
+                break batch.map(|(batch, next_position)| Next::Batch(batch, next_position));
             }
             if queue.is_over() {
                 break Ok(Next::Over);

@@ -55,9 +55,10 @@ pub struct TokenLoader {
 
 /// What [`TokenLoader::next_batch_within`] gives.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // A box would be an allocation for each batch.
 pub enum NextBatch {
     /// The next batch.
-    Batch(Box<Batch>),
+    Batch(Batch),
     /// Once at the end of each epoch, after which the next epoch begins.
     EpochOver,
     /// It takes longer. Nothing is lost: ask again.
@@ -150,7 +151,7 @@ impl TokenLoader {
     pub fn next_batch(&mut self) -> Result<Option<Batch>> {
         loop {
             match self.next_batch_within(Duration::MAX)? {
-                NextBatch::Batch(batch) => return Ok(Some(*batch)),
+                NextBatch::Batch(batch) => return Ok(Some(batch)),
                 NextBatch::EpochOver => return Ok(None),
                 NextBatch::NotYet => {}
             }

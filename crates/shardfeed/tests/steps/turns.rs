@@ -122,7 +122,7 @@ fn who_has_no_patience_gets_nothing_and_loses_nothing() {
     let (mut taken, mut asked_in_vain) = (Vec::new(), 0);
     loop {
         match loader.next_batch_within(Duration::ZERO).unwrap() {
-            NextBatch::Batch(batch) => taken.push(*batch),
+            NextBatch::Batch(batch) => taken.push(batch),
             NextBatch::EpochOver => break,
             NextBatch::NotYet => asked_in_vain += 1,
         }
