@@ -48,7 +48,8 @@ fn nothing_is_allocated_per_batch() {
             eprintln!("{what}");
             // Row groups that are opened, and pages, take a little each; lists of an engine that just started still grow.
             assert!(blocks < BATCHES / 10, "{what}");
-            assert!(bytes < bytes_delivered / 20, "{what}");
+            // Threads that are not equally fast hold a page or two more, of a megabyte each. One array for each batch would be a quarter.
+            assert!(bytes < bytes_delivered / 10, "{what}");
         }
     }
 }
