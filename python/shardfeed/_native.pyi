@@ -1,5 +1,6 @@
 """The part that is written in Rust. What users call is in the modules beside it."""
 
+import sys
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, final
@@ -26,7 +27,9 @@ class ShardfeedError(Exception): ...
 @final
 class Numbers:
     def __len__(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    # Before, buffers have no name in Python.
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
     @property
     def is_at_home(self) -> bool: ...
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shardfeed
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, _storage_utils, format_utils
@@ -23,11 +24,12 @@ from shardfeed import ShardfeedError
 from shardfeed.checkpoint import Progress, Reader, get_memory_aware_workers, get_optimal_workers, inspect, install, load
 from shardfeed.checkpoint._progress import Bar
 
-ROOT = Path(__file__).parents[1]
+# Children import the package that the tests import.
+PACKAGE = str(Path(shardfeed.__file__).parents[1])
 
 
 def run(script: str) -> str:
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": PACKAGE}, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shardfeed
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -20,7 +21,8 @@ from checkpoint_support import RecordingPlanner, load_with, save
 from shardfeed import ShardfeedError
 from shardfeed.checkpoint import Reader, load
 
-ROOT = Path(__file__).parents[1]
+# Children import the package that the tests import.
+PACKAGE = str(Path(shardfeed.__file__).parents[1])
 
 
 def cause(error: BaseException | None) -> BaseException:
@@ -196,7 +198,7 @@ def test_ctrl_c_ends_a_read_at_once(tmp_path: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(script)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PACKAGE},
     )
     assert child.stdout is not None
     try:
