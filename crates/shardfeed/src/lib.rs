@@ -28,6 +28,7 @@ mod error; // what happened, to what, and what to do
 mod foreign; // code that may panic      -> a result
 mod thrift; // foreign bytes            -> what they claim is true
 mod parallel; // items                   -> results, on threads
+mod progress; // work done on threads    -> told in order
 mod source; // a directory, glob or list -> paths with canonical names
 mod footer; // one file                  -> its token column and row groups
 mod page_memory; // a page's claim       -> a buffer for it, or a refusal

@@ -2,7 +2,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use shardfeed_plan::{DataFile, Manifest, ManifestError, PageChecksums, PieceCounts, RowGroup};
 
@@ -11,6 +11,7 @@ use crate::dataset::DataSet;
 use crate::footer::{Footer, modified_ns, read_footer};
 use crate::page_memory::PageMemory;
 use crate::parallel::{default_threads, map_in_parallel};
+use crate::progress::Progress;
 use crate::record::record_row_group;
 use crate::source::{ListedFile, Source};
 use crate::{Error, Result};
@@ -152,11 +153,12 @@ fn refresh(
     let missing: Vec<usize> = (0..files.len()).filter(|&index| scanned[index].is_none()).collect();
     report.files_read = missing.len();
     report.files_cached = files.len() - missing.len();
-    let progress = Progress::new(missing.len() as u64, options);
+    let progress = Progress::new(missing.len() as u64, options.progress.as_ref());
     let memory = options.page_memory(threads);
     let read = map_in_parallel(&missing, threads, |&index| {
         let result = read_file(&files[index].path, &files[index].name, &memory);
-        progress.one_done()?;
+        progress.add(1);
+        options.stop_if_cancelled()?;
         result
     })?;
     for (index, read) in missing.into_iter().zip(read) {
@@ -228,11 +230,12 @@ fn read_each<T: Send>(
     read: impl Fn(&Arc<DataSet>, u32, &Arc<PageMemory>) -> Result<T> + Sync,
 ) -> Result<(Manifest, Vec<T>)> {
     let data = Arc::new(DataSet::new(manifest, paths.to_vec()));
-    let progress = Progress::new(row_groups.len() as u64, options);
+    let progress = Progress::new(row_groups.len() as u64, options.progress.as_ref());
     let memory = options.page_memory(threads);
     let made = map_in_parallel(row_groups, threads, |&row_group| {
         let made = read(&data, row_group, &memory);
-        progress.one_done()?;
+        progress.add(1);
+        options.stop_if_cancelled()?;
         made
     })?;
     let data = Arc::into_inner(data).expect("all threads are done");
@@ -283,32 +286,16 @@ fn pieces_of_row_group(
 }
 
 impl ScanOptions {
-    fn page_memory(&self, threads: usize) -> Arc<PageMemory> {
-        let memory = self.memory_budget.map(|budget| PageMemory::within(budget, budget, threads));
-        Arc::new(memory.unwrap_or_default())
-    }
-}
-
-struct Progress<'a> {
-    done: AtomicU64,
-    total: u64,
-    options: &'a ScanOptions,
-}
-
-impl<'a> Progress<'a> {
-    fn new(total: u64, options: &'a ScanOptions) -> Self {
-        Self { done: AtomicU64::new(0), total, options }
-    }
-
-    fn one_done(&self) -> Result<()> {
-        let done = self.done.fetch_add(1, Relaxed) + 1;
-        if let Some(progress) = &self.options.progress {
-            progress(done, self.total);
-        }
-        if self.options.cancel.as_ref().is_some_and(|cancel| cancel.load(Relaxed)) {
+    fn stop_if_cancelled(&self) -> Result<()> {
+        if self.cancel.as_ref().is_some_and(|cancel| cancel.load(Relaxed)) {
             return Err(Error::Invalid("the scan was interrupted; start it again".to_owned()));
         }
         Ok(())
+    }
+
+    fn page_memory(&self, threads: usize) -> Arc<PageMemory> {
+        let memory = self.memory_budget.map(|budget| PageMemory::within(budget, budget, threads));
+        Arc::new(memory.unwrap_or_default())
     }
 }
 

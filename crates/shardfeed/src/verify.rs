@@ -1,6 +1,5 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use shardfeed_plan::{EpochOrder, Manifest};
 
@@ -9,6 +8,7 @@ use crate::decode::damaged_pages;
 use crate::footer::read_footer;
 use crate::page_memory::PageMemory;
 use crate::parallel::{default_threads, map_in_parallel};
+use crate::progress::Progress;
 use crate::{CachePolicy, DataSet, Error, Result, Source};
 
 /// How to verify.
@@ -83,15 +83,12 @@ pub fn verify(source: &Source, options: &VerifyOptions) -> Result<VerifyReport> 
         |(file, row_group): &(Arc<OpenFile>, u32)| file.data.manifest().row_groups()[*row_group as usize];
     report.row_groups = row_groups.len();
     report.bytes = row_groups.iter().map(|at| facts(at).chunk_len).sum();
-    let done = AtomicU64::new(0);
+    let progress = Progress::new(report.bytes, options.progress.as_ref());
     let memory = Arc::default();
     let found = map_in_parallel(&row_groups, threads, |at| {
         let (file, row_group) = at;
         let found = verify_row_group(file, *row_group, &memory);
-        let done = done.fetch_add(facts(at).chunk_len, Relaxed) + facts(at).chunk_len;
-        if let Some(progress) = &options.progress {
-            progress(done, report.bytes);
-        }
+        progress.add(facts(at).chunk_len);
         Ok::<_, Error>(found)
     })?;
     for found in found {
