@@ -128,11 +128,12 @@ class TokenLoader:
     def _saved(self) -> str | None:
         return self._state if self._loader is None else self._loader.state()
 
-    def _take_turns(self, every: int) -> None:
+    def _take_turns(self, turn: int, every: int) -> None:
         """From here on one step of every so many is handed out: others hand out those in between."""
-        if every != self._settings["every"]:
-            self._state, self._loader = self._saved(), None
-            self._settings = {**self._settings, "every": every}
+        self._state, self._loader = self._saved(), None
+        # One of them tells the coordinator how this rank does.
+        coordinator = self._settings["coordinator"] if turn == 0 else None
+        self._settings = {**self._settings, "every": every, "coordinator": coordinator}
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of one epoch, from where the stream stands."""

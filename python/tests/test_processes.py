@@ -64,17 +64,36 @@ def test_without_workers_too(data: str) -> None:
     assert len(DataLoader(dataset, batch_size=None)) == len(dataset) == len(dataset.loader)
 
 
-def test_persistent_workers_go_on_with_the_next_epoch_and_begin_again_what_was_left(data: str) -> None:
+@pytest.mark.parametrize("persist", [False, True])
+def test_a_loop_that_was_left_early_is_followed_by_the_next_epoch_or_by_what_was_asked_for(data: str, persist: bool) -> None:
     one = TokenLoader(data, **SETTINGS)
-    epochs = [steps(one) for _ in range(3)]
-    loader = DataLoader(
-        TokenDataset(data, **SETTINGS), batch_size=None, num_workers=2, persistent_workers=True, timeout=SECONDS_MAX
-    )
+    epochs = [steps(one) for _ in range(4)]
+    dataset = TokenDataset(data, **SETTINGS)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persist, timeout=SECONDS_MAX)
+
+    def leave_after(count: int) -> tuple[list[list[list[int]]], dict[str, object]]:
+        batches = [batch for batch, _ in zip(loader, range(count), strict=False)]
+        return steps(batches), dataset.state_dict(after=batches[-1])
+
     assert steps(loader) == epochs[0]
-    iterator = iter(loader)
-    assert [next(iterator)["input_ids"].tolist() for _ in range(3)] == epochs[1][:3]
+    assert leave_after(3)[0] == epochs[1][:3]
+    taken, state = leave_after(5)
+    assert taken == epochs[2][:5], "nobody told the workers how far the trainer got"
+    dataset.load_state_dict(state)
+    assert steps(loader) == epochs[2][5:]
+    assert leave_after(1)[0] == epochs[3][:1]
+    dataset.set_epoch(1)
     assert steps(loader) == epochs[1]
     assert steps(loader) == epochs[2]
+
+
+def test_without_workers_a_loop_goes_on_after_those_of_workers(data: str) -> None:
+    one = TokenLoader(data, **SETTINGS)
+    epochs = [steps(one) for _ in range(3)]
+    dataset = TokenDataset(data, **SETTINGS)
+    assert steps(DataLoader(dataset, batch_size=None, num_workers=2, timeout=SECONDS_MAX)) == epochs[0]
+    assert steps(dataset) == epochs[1]
+    assert steps(dataset) == epochs[2]
 
 
 def test_with_workers_the_state_is_asked_for_by_batch(data: str) -> None:
