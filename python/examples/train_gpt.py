@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,6 +102,10 @@ def train(data: Path, checkpoints: Path, log: Path, steps: int, save_every: int,
     with log.open("a") as lines:
         while True:
             for batch in loader:
+                number = batch.epoch * len(loader) + batch.step
+                if number >= steps:
+                    dist.destroy_process_group()
+                    return
                 labels = batch["labels"].to(device)
                 logits = model(*(batch[name].to(device) for name in ("input_ids", "position_ids", "document_ids")))
                 loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
@@ -114,7 +119,6 @@ def train(data: Path, checkpoints: Path, log: Path, steps: int, save_every: int,
                 optimizer.zero_grad()
                 tokens = torch.tensor(digest(batch["input_ids"]))
                 dist.all_reduce(tokens)
-                number = batch.epoch * len(loader) + batch.step
                 if kill_at == number and rank == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if rank == 0:
@@ -123,9 +127,6 @@ def train(data: Path, checkpoints: Path, log: Path, steps: int, save_every: int,
                 if (number + 1) % save_every == 0:
                     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader}
                     dcp.save(state, checkpoint_id=checkpoints / f"step-{number + 1:06}")
-                if number + 1 == steps:
-                    dist.destroy_process_group()
-                    return
 
 
 def write_data(directory: Path) -> None:
@@ -191,6 +192,10 @@ def compare(directory: Path, steps: int, kill_at: int) -> None:
     """Trains with and without a break, and compares."""
     if not (directory / "data").exists():
         write_data(directory / "data")
+    for name in ("whole", "broken"):
+        # What an earlier run left would be continued.
+        shutil.rmtree(directory / name, ignore_errors=True)
+        (directory / f"{name}.jsonl").unlink(missing_ok=True)
     print(f"training {steps} steps on 2 ranks")
     torchrun(2, directory, "whole", steps)
     print(f"training on 2 ranks; rank 1 is killed in step {kill_at}")

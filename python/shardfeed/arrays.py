@@ -1,12 +1,13 @@
 """Buffers of the native code as tensors, or as NumPy arrays where there is no torch."""
 
 import importlib.util
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
-#: Makes an array of a buffer, of a type ("int64"), of a shape, without copying.
-MakeArray = Callable[[Any, str, tuple[int, ...]], Any]
+#: Makes the array at an index of a buffer in which arrays of one type ("int64") and shape lie one after another, without copying.
+MakeArray = Callable[[Any, str, tuple[int, ...], int], Any]
 
 
 def array_maker(kind: str | None, *, pin_memory: bool = False) -> MakeArray:
@@ -21,8 +22,8 @@ def array_maker(kind: str | None, *, pin_memory: bool = False) -> MakeArray:
         raise ValueError("pin_memory needs torch")
     import numpy
 
-    def array(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-        return numpy.frombuffer(buffer, dtype=dtype).reshape(shape)
+    def array(buffer: Any, dtype: str, shape: tuple[int, ...], index: int) -> Any:
+        return numpy.ndarray(shape, dtype, buffer, index * math.prod(shape) * numpy.dtype(dtype).itemsize)
 
     return array
 
@@ -32,8 +33,11 @@ def _tensors() -> MakeArray:
 
     dtypes = {"int64": torch.int64, "int32": torch.int32}
 
-    def tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-        return torch.frombuffer(buffer, dtype=dtypes[dtype]).view(shape)
+    def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], index: int) -> Any:
+        # Not views of one tensor: whoever writes to `labels` must not have changed `input_ids` in autograd's eyes, and what is sent to
+        # another process or saved is one array, not all of them.
+        kind, count = dtypes[dtype], math.prod(shape)
+        return torch.frombuffer(buffer, dtype=kind, count=count, offset=index * count * kind.itemsize).view(shape)
 
     return tensor
 
@@ -45,9 +49,10 @@ def _pinned_tensors() -> MakeArray:
     import torch
 
     tensor = _tensors()
+    # Fails here where there is nothing to pin memory for, before a batch is taken.
+    torch.empty(1).pin_memory()
 
-    def pinned(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-        return tensor(buffer, dtype, shape).pin_memory()
+    def pinned(buffer: Any, dtype: str, shape: tuple[int, ...], index: int) -> Any:
+        return tensor(buffer, dtype, shape, index).pin_memory()
 
-    del torch
     return pinned

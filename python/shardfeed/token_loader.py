@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 from shardfeed import _native
@@ -12,6 +13,7 @@ from shardfeed.rank import find_rank
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+#: As they lie in a batch's buffer, after the ids.
 ARRAYS = ("labels", "position_ids", "document_ids")
 
 
@@ -51,7 +53,8 @@ class TokenLoader:
         window: Sequences among which a lane shuffles. By itself if not given.
         on_corrupt: "error" (default), or "mask" to pad over damaged row groups.
         cache: Where the manifest is kept: "auto" (default), "off", or a file.
-        coordinator: A URL (`etcd://...`) that is told how this rank does. The stream never waits for it.
+        coordinator: A URL that is told how this rank does; the stream never waits for it. `etcd://host:2379/job` needs a package that was
+            built with the cargo feature `etcd` (`pip install . -C build-args="--features etcd"`, with protoc installed).
         progress: Called while the data set is scanned, with work done and to do.
         output: "torch" or "numpy"; torch where it is installed, by default.
         pin_memory: Batches lie in pinned memory.
@@ -113,6 +116,8 @@ class TokenLoader:
             "coordinator": coordinator,
             "progress": progress,
         }
+        if output not in (None, "torch", "numpy"):
+            raise ValueError(f'unknown output {output!r}; it is "torch" or "numpy"')
         self._output: tuple[Literal["torch", "numpy"] | None, bool] = (output, pin_memory)
         self._make: MakeArray | None = None
         # Where a loader that is yet to be made will stand.
@@ -128,6 +133,11 @@ class TokenLoader:
     def _saved(self) -> str | None:
         return self._state if self._loader is None else self._loader.state()
 
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        """The arrays in a batch's buffer, in their order."""
+        return ("input_ids", *(name for name in ARRAYS if name in self._settings["arrays"]))
+
     def _take_turns(self, turn: int, every: int) -> None:
         """From here on one step of every so many is handed out: others hand out those in between."""
         self._state, self._loader = self._saved(), None
@@ -141,25 +151,27 @@ class TokenLoader:
             yield batch
 
     def _next(self) -> Batch | None:
-        made = self._native_loader().next_batch()
-        if made is None:
-            return None
+        # First what may fail, then the batch: one that was taken is not given again.
         if self._make is None:
             kind, pin_memory = self._output
             self._make = array_maker(kind, pin_memory=pin_memory)
+        made = self._native_loader().next_batch()
+        if made is None:
+            return None
         dtype, shape = self._settings["dtype"], (made["rows"], self._settings["seq_len"])
         batch = Batch()
         batch.step, batch.epoch = made["step"], made["epoch"]
         batch.tokens, batch.valid_labels = made["tokens"], made["valid_labels"]
-        for name in ("input_ids", *ARRAYS):
-            if name in made:
-                batch[name] = self._make(made[name], dtype, shape)
+        for index, name in enumerate(self._names):
+            batch[name] = self._make(made["ids"], dtype, shape, index)
         if "cu_seqlens" in made:
-            batch["cu_seqlens"] = self._make(made["cu_seqlens"], "int32", (-1,))
+            batch["cu_seqlens"] = self._make(made["cu_seqlens"], "int32", (len(made["cu_seqlens"]) // 4,), 0)
         return batch
 
     def __len__(self) -> int:
-        """Steps of an epoch, from its start: the same on every rank."""
+        """Steps of an epoch, from its start: the same on every rank and in every epoch, those that `skip` leaves out counted too. See
+        `steps_left` for how many are still to come.
+        """
         return self._native_loader().steps_per_epoch
 
     @property

@@ -7,7 +7,7 @@ use shardfeed::{Array, IdArray};
 
 use crate::process::OfThisProcess;
 
-/// One array of a batch, as a buffer of bytes that may be written to. When the last tensor over it is gone, its memory is used for another
+/// The arrays of a batch, as one buffer of bytes that may be written to. When the last tensor over it is gone, its memory is used for another
 /// batch.
 #[pyclass(module = "shardfeed._native", frozen)]
 pub(crate) struct Numbers {

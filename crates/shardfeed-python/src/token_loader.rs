@@ -84,9 +84,10 @@ impl Loader {
                 let _ = tell.lock().map(|tell| tell.send(News::Progress(done, total)));
             });
         }
+        let coordinator = settings.coordinator()?;
         let build = std::thread::Builder::new()
             .name("shardfeed-scan".to_owned())
-            .spawn(move || tell.send(News::Built(Box::new(builder.build()))))
+            .spawn(move || tell.send(News::Built(Box::new(build(builder, coordinator)))))
             .map_err(|error| PyRuntimeError::new_err(format!("cannot start a thread: {error}")))?;
         let told = Mutex::new(told);
         let mut interrupted = Ok(());
@@ -114,12 +115,12 @@ impl Loader {
         Ok(Self { loader: OfThisProcess::new(Mutex::new(loader.map_err(raise)?)) })
     }
 
-    /// The next batch, as a dictionary of buffers and numbers; `None` at the end of an epoch.
+    /// The next batch, as a dictionary of numbers, `ids` (a buffer with `input_ids`, `labels`, `position_ids` and `document_ids`, those that
+    /// were asked for, one after another) and `cu_seqlens` (a buffer, if asked for); `None` at the end of an epoch.
     fn next_batch<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let mut loader = self.lock(py)?;
-        let loader = &mut *loader;
         loop {
-            match py.detach(|| loader.next_batch_within(LOOK_EVERY)).map_err(raise)? {
+            // Let go of before signals are looked at: their handlers may ask for the state.
+            match self.with(py, |loader| loader.next_batch_within(LOOK_EVERY))? {
                 NextBatch::Batch(batch) => return dictionary(py, batch).map(Some),
                 NextBatch::EpochOver => return Ok(None),
                 NextBatch::NotYet => py.check_signals()?,
@@ -296,11 +297,14 @@ impl Settings {
             Some("off") => CachePolicy::Off,
             Some(path) => CachePolicy::At(path.into()),
         });
-        if let Some(url) = &self.coordinator {
-            let config = StreamingConfig::new(self.world_size as usize, self.rank as usize).map_err(raise)?;
-            builder = builder.coordinator(Arc::new(StreamCoordinator::connect(url, config).map_err(raise)?));
-        }
         Ok(builder)
+    }
+
+    /// Where it is, and who calls.
+    fn coordinator(&self) -> PyResult<Option<(String, StreamingConfig)>> {
+        let Some(url) = &self.coordinator else { return Ok(None) };
+        let config = StreamingConfig::new(self.world_size as usize, self.rank as usize).map_err(raise)?;
+        Ok(Some((url.clone(), config)))
     }
 
     fn arrays(&self) -> PyResult<BatchArrays> {
@@ -324,6 +328,17 @@ impl Settings {
     }
 }
 
+/// What may take long, on a thread of its own.
+fn build(
+    mut builder: TokenLoaderBuilder,
+    coordinator: Option<(String, StreamingConfig)>,
+) -> shardfeed::Result<TokenLoader> {
+    if let Some((url, config)) = coordinator {
+        builder = builder.coordinator(Arc::new(StreamCoordinator::connect(&url, config)?));
+    }
+    builder.build()
+}
+
 fn parsed<T: std::str::FromStr<Err = String>>(word: &str) -> PyResult<T> {
     word.parse().map_err(PyValueError::new_err)
 }
@@ -339,18 +354,9 @@ fn dictionary(py: Python<'_>, batch: Batch) -> PyResult<Bound<'_, PyDict>> {
     told.set_item("rows", batch.rows)?;
     told.set_item("tokens", batch.tokens)?;
     told.set_item("valid_labels", batch.valid_labels)?;
-    let arrays = [
-        ("input_ids", batch.input_ids),
-        ("labels", batch.labels),
-        ("position_ids", batch.position_ids),
-        ("document_ids", batch.document_ids),
-    ];
-    for (name, ids) in arrays {
-        if !ids.is_empty() {
-            told.set_item(name, Py::new(py, Numbers::from(ids))?)?;
-        }
-    }
-    if let Some(starts) = batch.cu_seqlens {
+    let (ids, starts) = batch.into_arrays();
+    told.set_item("ids", Py::new(py, Numbers::from(ids))?)?;
+    if let Some(starts) = starts {
         told.set_item("cu_seqlens", Py::new(py, Numbers::from(starts))?)?;
     }
     Ok(told)

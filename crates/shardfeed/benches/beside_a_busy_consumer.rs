@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use shardfeed::sample::{SampleData, WriteOptions, write_sample};
-use shardfeed::{Batch, IdArray, TokenLoader, mix};
+use shardfeed::{Batch, Ids, TokenLoader, mix};
 
 /// What a consumer does with one batch: each of its tokens so many times, on each of its threads.
 const ROUNDS: u64 = 64;
@@ -92,7 +92,7 @@ impl Consumer {
 }
 
 fn work(batch: &Batch) {
-    let IdArray::I64(ids) = &batch.input_ids else { unreachable!("int64 is what was asked for") };
+    let Ids::I64(ids) = batch.input_ids() else { unreachable!("int64 is what was asked for") };
     for round in 0..ROUNDS {
         black_box(ids.iter().fold(round, |sum, &id| sum.wrapping_add(mix(sum ^ id as u64))));
     }

@@ -27,14 +27,14 @@ struct Stack<T> {
     idle_max: AtomicUsize,
 }
 
-/// Arrays kept where nobody said how many.
-const IDLE_MAX: usize = 24;
+/// Batches whose memory is kept where nobody said how many.
+const IDLE_MAX: usize = 6;
 
 impl ArrayPool {
-    /// Keeps the arrays of so many batches; if a trainer holds more, the others are freed.
-    pub fn keep_batches(&self, batches: usize, arrays: usize) {
-        self.i64s.0.idle_max.store(batches * arrays, Relaxed);
-        self.i32s.0.idle_max.store(batches * arrays, Relaxed);
+    /// Keeps the memory of so many batches; if a trainer holds more, the others are freed.
+    pub fn keep_batches(&self, batches: usize) {
+        self.i64s.0.idle_max.store(batches, Relaxed);
+        self.i32s.0.idle_max.store(batches, Relaxed);
         self.starts.0.idle_max.store(batches, Relaxed);
     }
 }

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use crate::array::{Array, ArrayPool};
+use crate::array::{Array, ArrayPool, Pool};
 use crate::slot::{Sequence, Stretch, Tokens};
 use crate::{Error, Result};
 
@@ -22,23 +22,27 @@ pub struct Batch {
     /// Labels that are not [`IGNORE_LABEL`]. Divide a summed loss by the sum of this over the ranks: a mean over
     /// a batch without labels is not a number.
     pub valid_labels: u64,
-    /// Token ids; `pad_id` where there is none.
-    pub input_ids: IdArray,
-    /// What is to be predicted at each token, or [`IGNORE_LABEL`].
-    pub labels: IdArray,
-    /// Counts from 0 at each sequence's and each document's start; 0 at padding.
-    pub position_ids: IdArray,
-    /// Documents of a sequence numbered from 0; -1 at padding.
-    pub document_ids: IdArray,
     /// On request: where documents begin in the batch seen as one long row of `rows * seq_len` tokens, and its
     /// length at the end. Padding at the end of a sequence counts as one more document.
     pub cu_seqlens: Option<Array<i32>>,
+    /// All other arrays that were asked for, one after another.
+    ids: IdArray,
+    arrays: BatchArrays,
 }
 
 /// The label at which no loss is taken.
 pub const IGNORE_LABEL: i32 = -100;
 
-/// Integers of the type that was asked for.
+/// One array of a batch: integers of the type that was asked for. Empty if the array was not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ids<'a> {
+    /// 64 bits each.
+    I64(&'a [i64]),
+    /// 32 bits each.
+    I32(&'a [i32]),
+}
+
+/// All arrays of a batch in one piece of memory, which is used again for another batch once nobody holds it any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdArray {
     /// 64 bits each.
@@ -123,20 +127,10 @@ impl BatchShape {
 
     /// A batch whose first `real_rows` are to be filled, each once; the others are padding.
     pub fn begin(&self, step: u64, epoch: u64, real_rows: usize) -> Batch {
-        let padded_from = real_rows * self.seq_len;
-        let array = |is_made: bool, padding: i64| {
-            let len = if is_made { self.rows * self.seq_len } else { 0 };
-            match self.dtype {
-                Dtype::Int64 => {
-                    let mut ids = self.pool.i64s.take(len);
-                    ids[padded_from.min(len)..].fill(padding);
-                    IdArray::I64(ids)
-                }
-                Dtype::Int32 => {
-                    let mut ids = self.pool.i32s.take(len);
-                    ids[padded_from.min(len)..].fill(padding as i32);
-                    IdArray::I32(ids)
-                }
+        let ids = match self.dtype {
+            Dtype::Int64 => IdArray::I64(self.begin_ids(&self.pool.i64s, real_rows, i64::from(self.pad_id))),
+            Dtype::Int32 => {
+                IdArray::I32(self.begin_ids(&self.pool.i32s, real_rows, self.pad_id.cast_signed()))
             }
         };
         Batch {
@@ -147,33 +141,48 @@ impl BatchShape {
             seq_len: self.seq_len,
             tokens: 0,
             valid_labels: 0,
-            input_ids: array(true, i64::from(self.pad_id)),
-            labels: array(self.arrays.labels, i64::from(IGNORE_LABEL)),
-            position_ids: array(self.arrays.position_ids, 0),
-            document_ids: array(self.arrays.document_ids, -1),
             cu_seqlens: self.arrays.cu_seqlens.then(|| self.pool.starts.take_empty()),
+            ids,
+            arrays: self.arrays,
         }
+    }
+
+    fn begin_ids<T: Clone + Default + From<i16>>(
+        &self,
+        pool: &Pool<T>,
+        real_rows: usize,
+        pad_id: T,
+    ) -> Array<T> {
+        let len = self.rows * self.seq_len;
+        let mut ids = pool.take(self.arrays.count() as usize * len);
+        let padding = Row::of(real_rows * self.seq_len..len, self.arrays, len, &mut ids);
+        padding.ids.fill(pad_id);
+        padding.labels.fill(T::from(IGNORE_LABEL as i16));
+        padding.positions.fill(T::from(0));
+        padding.documents.fill(T::from(-1));
+        ids
     }
 
     /// Writes a sequence into row `row`.
     pub fn fill(&self, batch: &mut Batch, row: usize, sequence: &Sequence, position: u64) -> Result<()> {
         let row = row * self.seq_len..(row + 1) * self.seq_len;
-        match (&mut batch.input_ids, &mut batch.labels, &mut batch.position_ids, &mut batch.document_ids) {
-            (IdArray::I64(ids), IdArray::I64(labels), IdArray::I64(positions), IdArray::I64(documents)) => {
-                let row = Row::of(&row, ids, labels, positions, documents);
+        let len = self.rows * self.seq_len;
+        match &mut batch.ids {
+            IdArray::I64(ids) => {
+                let row = Row::of(row.clone(), self.arrays, len, ids);
                 let pad_id = i64::from(self.pad_id);
                 match sequence.tokens {
                     Tokens::Narrow(tokens) => row.fill(tokens, sequence, self.labels, pad_id, i64::from),
                     Tokens::Wide(tokens) => row.fill(tokens, sequence, self.labels, pad_id, i64::from),
                 }
             }
-            (IdArray::I32(ids), IdArray::I32(labels), IdArray::I32(positions), IdArray::I32(documents)) => {
+            IdArray::I32(ids) => {
                 // Checked before anything is narrowed.
                 let id = largest(sequence);
                 if i32::try_from(id).is_err() {
                     return Err(Error::Int32 { position, id });
                 }
-                let row = Row::of(&row, ids, labels, positions, documents);
+                let row = Row::of(row.clone(), self.arrays, len, ids);
                 let pad_id = self.pad_id.cast_signed();
                 match sequence.tokens {
                     Tokens::Narrow(tokens) => {
@@ -184,7 +193,6 @@ impl BatchShape {
                     }
                 }
             }
-            _ => unreachable!("all arrays of a batch have one type"),
         }
         batch.tokens += sequence.tokens_there() as u64;
         batch.valid_labels += valid_labels(sequence, self.labels) as u64;
@@ -245,18 +253,24 @@ struct Row<'a, T> {
     documents: &'a mut [T],
 }
 
-impl<'a, T: Copy + From<i16> + std::ops::AddAssign> Row<'a, T> {
-    fn of(
-        row: &Range<usize>,
-        ids: &'a mut [T],
-        labels: &'a mut [T],
-        positions: &'a mut [T],
-        documents: &'a mut [T],
-    ) -> Self {
-        let part = |array: &'a mut [T]| if array.is_empty() { array } else { &mut array[row.clone()] };
-        Self { ids: part(ids), labels: part(labels), positions: part(positions), documents: part(documents) }
+impl<'a, T> Row<'a, T> {
+    /// The numbers `range` of each array, of arrays that are `len` long and lie one after another in `ids`.
+    fn of(range: Range<usize>, arrays: BatchArrays, len: usize, ids: &'a mut [T]) -> Self {
+        let mut each = ids.chunks_exact_mut(len);
+        let mut part = |is_made: bool| match is_made.then(|| each.next()).flatten() {
+            Some(array) => &mut array[range.clone()],
+            None => &mut [],
+        };
+        Self {
+            ids: part(true),
+            labels: part(arrays.labels),
+            positions: part(arrays.position_ids),
+            documents: part(arrays.document_ids),
+        }
     }
+}
 
+impl<T: Copy + From<i16> + std::ops::AddAssign> Row<'_, T> {
     fn fill<N: Copy + Into<u32>>(
         self,
         tokens: &[N],
@@ -317,9 +331,47 @@ fn widen<N: Copy + Into<u32>, T>(tokens: &[N], out: &mut [T], convert: impl Fn(u
     }
 }
 
-impl IdArray {
+impl Batch {
+    /// Token ids; `pad_id` where there is none.
+    pub fn input_ids(&self) -> Ids<'_> {
+        self.array(0, true)
+    }
+
+    /// What is to be predicted at each token, or [`IGNORE_LABEL`].
+    pub fn labels(&self) -> Ids<'_> {
+        self.array(1, self.arrays.labels)
+    }
+
+    /// Counts from 0 at each sequence's and each document's start; 0 at padding.
+    pub fn position_ids(&self) -> Ids<'_> {
+        self.array(1 + usize::from(self.arrays.labels), self.arrays.position_ids)
+    }
+
+    /// Documents of a sequence numbered from 0; -1 at padding.
+    pub fn document_ids(&self) -> Ids<'_> {
+        let before = [self.arrays.labels, self.arrays.position_ids];
+        self.array(1 + before.map(usize::from).iter().sum::<usize>(), self.arrays.document_ids)
+    }
+
+    /// The memory itself: `input_ids`, `labels`, `position_ids`, `document_ids`, those that were asked for, each `rows * seq_len` numbers; and
+    /// [`Self::cu_seqlens`].
+    pub fn into_arrays(self) -> (IdArray, Option<Array<i32>>) {
+        (self.ids, self.cu_seqlens)
+    }
+
+    fn array(&self, index: usize, is_made: bool) -> Ids<'_> {
+        let len = if is_made { self.rows * self.seq_len } else { 0 };
+        let range = index * len..(index + 1) * len;
+        match &self.ids {
+            IdArray::I64(ids) => Ids::I64(&ids[range]),
+            IdArray::I32(ids) => Ids::I32(&ids[range]),
+        }
+    }
+}
+
+impl<'a> Ids<'a> {
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub fn len(self) -> usize {
         match self {
             Self::I64(ids) => ids.len(),
             Self::I32(ids) => ids.len(),
@@ -327,12 +379,12 @@ impl IdArray {
     }
 
     /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
+    pub fn is_empty(self) -> bool {
         self.len() == 0
     }
 
     /// As 64-bit integers, if they are.
-    pub fn as_i64(&self) -> Option<&[i64]> {
+    pub fn as_i64(self) -> Option<&'a [i64]> {
         match self {
             Self::I64(ids) => Some(ids),
             Self::I32(_) => None,
@@ -340,7 +392,7 @@ impl IdArray {
     }
 
     /// As 32-bit integers, if they are.
-    pub fn as_i32(&self) -> Option<&[i32]> {
+    pub fn as_i32(self) -> Option<&'a [i32]> {
         match self {
             Self::I32(ids) => Some(ids),
             Self::I64(_) => None,
@@ -348,8 +400,8 @@ impl IdArray {
     }
 
     /// All of them, widened.
-    #[allow(clippy::iter_without_into_iter)] // A loop over a batch would be a mistake more often than a wish.
-    pub fn iter(&self) -> Box<dyn Iterator<Item = i64> + '_> {
+    #[allow(clippy::iter_not_returning_iterator)] // It is one, in a box.
+    pub fn iter(self) -> Box<dyn Iterator<Item = i64> + 'a> {
         match self {
             Self::I64(ids) => Box::new(ids.iter().copied()),
             Self::I32(ids) => Box::new(ids.iter().map(|&id| i64::from(id))),

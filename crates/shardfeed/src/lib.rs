@@ -13,7 +13,7 @@
 //!     .seed(7)
 //!     .build()?;
 //! while let Some(batch) = loader.next_batch()? {
-//!     assert_eq!(batch.input_ids.len(), 8 * 128); // this rank's half of the step
+//!     assert_eq!(batch.input_ids().len(), 8 * 128); // this rank's half of the step
 //!     # if batch.step == 3 { break; }
 //! }
 //! let saved = loader.state().to_json(); // one number and what makes it safe: under 1 KiB, the same on every rank
@@ -57,7 +57,7 @@ pub mod checkpoint; // a distributed checkpoint -> tensors, on threads, by byte 
 pub mod sample; // made-up data for the demo, the examples and the tests
 
 pub use array::Array;
-pub use batch::{Batch, BatchArrays, Dtype, IGNORE_LABEL, IdArray, LabelStyle};
+pub use batch::{Batch, BatchArrays, Dtype, IGNORE_LABEL, IdArray, Ids, LabelStyle};
 pub use cache::CachePolicy;
 pub use coordinator::{StreamCoordinator, WorkerHealth, WorkerRow};
 pub use dataset::{DataSet, ReadCounts};

@@ -37,7 +37,7 @@ fn nothing_is_allocated_per_batch() {
             let mut bytes_delivered = 0;
             for _ in 0..BATCHES {
                 let batch = loader.next_batch().unwrap().expect("the epoch is longer");
-                bytes_delivered += 4 * 8 * batch.input_ids.len() as u64;
+                bytes_delivered += 4 * 8 * batch.input_ids().len() as u64;
             }
             let stats = dhat::HeapStats::get();
             drop(profiler);

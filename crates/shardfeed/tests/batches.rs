@@ -218,7 +218,7 @@ fn check_against_the_naive_epoch(wish: &Wish, data: &TestData) {
         for (batch, expected) in batches.iter().zip(expected) {
             assert_eq!(&rows_of(batch), expected, "rank {rank}, step {}", batch.step);
             assert_eq!(batch.cu_seqlens.is_some(), wish.cu_seqlens);
-            for array in [&batch.input_ids, &batch.labels, &batch.position_ids, &batch.document_ids] {
+            for array in [batch.input_ids(), batch.labels(), batch.position_ids(), batch.document_ids()] {
                 assert_eq!(array.as_i32().is_some(), wish.dtype == Dtype::Int32);
                 assert_eq!(array.as_i64().is_some(), wish.dtype == Dtype::Int64);
                 assert_eq!(array.len(), batch.rows * batch.seq_len);
@@ -525,7 +525,7 @@ fn a_batch_without_any_valid_label_says_0() {
         ones.write(dir.path());
         for batch in epoch(&wish, dir.path()).iter().flatten() {
             assert_eq!(batch.valid_labels, 0);
-            assert!(batch.labels.iter().all(|label| label == NONE));
+            assert!(batch.labels().iter().all(|label| label == NONE));
             assert!(batch.real_rows > 0);
         }
 

@@ -111,7 +111,7 @@ fn read_from_the_middle(world: &World, from: usize) -> Result<Vec<u32>> {
     loader.skip(0..(from / SEQ_LEN) as u64)?;
     let mut tokens = Vec::new();
     while let Some(batch) = loader.next_batch()? {
-        tokens.extend(batch.input_ids.iter().map(|id| id as u32));
+        tokens.extend(batch.input_ids().iter().map(|id| id as u32));
     }
     Ok(tokens)
 }

@@ -47,7 +47,7 @@ fn builder(dir: &Path, packing: Packing, eos_id: Option<u32>) -> TokenLoaderBuil
 
 /// The four numbers of each token.
 fn numbers(batch: &Batch) -> Vec<[i64; 4]> {
-    let arrays = [&batch.input_ids, &batch.labels, &batch.position_ids, &batch.document_ids];
+    let arrays = [batch.input_ids(), batch.labels(), batch.position_ids(), batch.document_ids()];
     let [ids, labels, positions, documents] = arrays.map(|array| array.as_i64().unwrap().to_vec());
     (0..ids.len()).map(|at| [ids[at], labels[at], positions[at], documents[at]]).collect()
 }

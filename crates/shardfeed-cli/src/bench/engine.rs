@@ -1,7 +1,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use shardfeed::{Batch, BatchArrays, IdArray, TokenLoader, TokenLoaderBuilder};
+use shardfeed::{Batch, BatchArrays, Ids, TokenLoader, TokenLoaderBuilder};
 
 use super::contest::Pass;
 use super::subject::Subject;
@@ -56,9 +56,9 @@ impl Engine {
 
 /// Reads one token of each row.
 pub fn touch(batch: &Batch) {
-    let sum: i64 = match &batch.input_ids {
-        IdArray::I64(ids) => ids.iter().step_by(batch.seq_len).sum(),
-        IdArray::I32(ids) => ids.iter().step_by(batch.seq_len).map(|&id| i64::from(id)).sum(),
+    let sum: i64 = match batch.input_ids() {
+        Ids::I64(ids) => ids.iter().step_by(batch.seq_len).sum(),
+        Ids::I32(ids) => ids.iter().step_by(batch.seq_len).map(|&id| i64::from(id)).sum(),
     };
     black_box(sum);
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use memmap2::Mmap;
-use shardfeed::{Dtype, IdArray, mix};
+use shardfeed::{Dtype, Ids, mix};
 
 use super::contest::Pass;
 use super::subject::Subject;
@@ -63,7 +63,7 @@ fn write_tokens(subject: &Subject, path: &Path, stop: &Stop) -> Result<(), Failu
     let mut left = subject.tokens() as usize;
     while let Some(batch) = loader.next_batch()? {
         stop.check()?;
-        let IdArray::I32(ids) = &batch.input_ids else { unreachable!("int32 was asked for") };
+        let Ids::I32(ids) = batch.input_ids() else { unreachable!("int32 was asked for") };
         let ids = &ids[..left.min(ids.len())];
         left -= ids.len();
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();

@@ -74,8 +74,7 @@ impl Engine {
     pub fn start(source: &Arc<LineSource>, state: &StreamState, settings: &EngineSettings) -> Result<Self> {
         let MemoryPlan { limits, page_memory } = plan_memory(source, state, settings)?;
         settings.slots.fit(limits.slots_max);
-        let BatchShape { arrays, pool, .. } = &settings.shape;
-        pool.keep_batches(limits.steps_ahead + 1, arrays.count() as usize);
+        settings.shape.pool.keep_batches(limits.steps_ahead + 1);
         let planner = Planner::new(source, state, settings);
         let shared = Arc::new(Shared {
             source: Arc::clone(source),

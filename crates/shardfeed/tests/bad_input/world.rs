@@ -77,9 +77,9 @@ pub fn plain() -> WriteOptions {
 /// The tokens of a batch, padding left out.
 pub fn tokens_of(batch: &Batch) -> Vec<u32> {
     batch
-        .input_ids
+        .input_ids()
         .iter()
-        .zip(batch.document_ids.iter())
+        .zip(batch.document_ids().iter())
         .filter(|&(_, document)| document >= 0)
         .map(|(id, _)| u32::try_from(id).unwrap())
         .collect()

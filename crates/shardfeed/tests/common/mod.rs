@@ -188,15 +188,15 @@ pub fn padding(seq_len: usize, pad_id: u32) -> NaiveSequence {
 
 /// The rows of a batch, one by one, with the batch's own counts checked against them.
 pub fn rows_of(batch: &Batch) -> Vec<NaiveSequence> {
-    let row = |array: &shardfeed::IdArray, row: usize| {
+    let row = |array: shardfeed::Ids<'_>, row: usize| {
         array.iter().skip(row * batch.seq_len).take(batch.seq_len).collect::<Vec<i64>>()
     };
     let rows: Vec<NaiveSequence> = (0..batch.rows)
         .map(|index| NaiveSequence {
-            input_ids: row(&batch.input_ids, index),
-            labels: row(&batch.labels, index),
-            position_ids: row(&batch.position_ids, index),
-            document_ids: row(&batch.document_ids, index),
+            input_ids: row(batch.input_ids(), index),
+            labels: row(batch.labels(), index),
+            position_ids: row(batch.position_ids(), index),
+            document_ids: row(batch.document_ids(), index),
         })
         .collect();
     let valid =

@@ -25,7 +25,7 @@ fn without_waiting<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Sen
 fn digest(loader: &mut TokenLoader) -> u64 {
     let mut sum = 0_u64;
     while let Some(batch) = loader.next_batch().unwrap() {
-        for &id in batch.input_ids.as_i64().unwrap() {
+        for &id in batch.input_ids().as_i64().unwrap() {
             sum = sum.wrapping_mul(31).wrapping_add(id as u64);
         }
     }

@@ -57,7 +57,7 @@ fn assert_streamed(path: &Path, naive: &[Vec<Vec<i64>>], seed: u64) -> Result<()
     let builder = TokenLoader::builder(vec![path.to_owned()], seq_len, 3).shuffle(false).threads(1);
     let mut streamed = Vec::with_capacity(tokens.len());
     for batch in builder.cache(CachePolicy::Off).build()?.batches() {
-        streamed.extend(batch?.input_ids.iter());
+        streamed.extend(batch?.input_ids().iter());
     }
     let differs = streamed.iter().zip(&tokens).position(|(streamed, naive)| streamed != naive);
     assert_eq!(differs, None, "{}: a token of the stream of {seq_len}", path.display());

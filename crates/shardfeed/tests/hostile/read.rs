@@ -69,8 +69,8 @@ pub fn by_loader(dir: &Path, tokens_about: usize, memory_budget: u64) -> Result<
         .build()?;
     let mut tokens = Vec::new();
     while let Some(batch) = loader.next_batch()? {
-        let documents = batch.document_ids.iter();
-        let real = batch.input_ids.iter().zip(documents).filter(|&(_, document)| document >= 0);
+        let documents = batch.document_ids().iter();
+        let real = batch.input_ids().iter().zip(documents).filter(|&(_, document)| document >= 0);
         tokens.extend(real.map(|(id, _)| u32::try_from(id).expect("a token id")));
         if tokens.len() > tokens_about.saturating_add(SURPLUS) {
             break;
