@@ -146,7 +146,8 @@ class TokenLoader:
         self._settings = {**self._settings, "every": every, "coordinator": coordinator}
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of one epoch, from where the stream stands."""
+        """The batches of one epoch, from where the stream stands. After a loop that was left at an epoch's last step, that is the next epoch."""
+        self._native_loader().begin_loop()
         while (batch := self._next()) is not None:
             yield batch
 

@@ -229,6 +229,25 @@ def test_an_interrupt_is_heard_while_a_batch_is_made(data: str) -> None:
     assert done.stdout.strip() == "interrupted after 0 batches", done.stderr
 
 
+def test_the_handler_of_a_signal_may_ask_a_loader_that_waits_for_its_state(data: str) -> None:
+    done = run(
+        """
+        import os, signal, sys, threading
+        from shardfeed import TokenLoader
+        # One step takes seconds, of which none is waited for.
+        loader = TokenLoader([sys.argv[1]], seq_len=1 << 16, global_batch=1 << 12, threads=1, packing="pad", memory_budget=1 << 40, tail="pad", arrays=[])
+        def save_and_go(*_):
+            print("saved at", loader.state_dict()["position"], flush=True)
+            os._exit(0)
+        signal.signal(signal.SIGTERM, save_and_go)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        next(iter(loader))
+        """,
+        str(sorted(Path(data).glob("*.parquet"))[0]),
+    )
+    assert done.stdout.strip() == "saved at 0", done.stderr
+
+
 def test_the_interpreter_ends_while_threads_are_at_work(data: str) -> None:
     done = run(
         """

@@ -133,6 +133,21 @@ def test_epochs(data: str) -> None:
     assert steps(loader) == second[1:], "within an epoch the position stays"
 
 
+def test_a_loop_after_one_that_stopped_at_the_last_step_is_the_next_epoch(data: str) -> None:
+    loader = TokenLoader(data, **SETTINGS)
+    for epoch in range(3):
+        taken = [(batch.epoch, batch.step) for batch, _ in zip(loader, range(len(loader)), strict=False)]
+        assert taken == [(epoch, step) for step in range(len(loader))]
+    for epoch in range(3, 5):
+        # An iterator that is never asked for more than there is.
+        iterator = iter(loader)
+        assert [next(iterator).epoch for _ in range(len(loader))] == [epoch] * len(loader)
+    saved = loader.state_dict()
+    loader.load_state_dict(saved)
+    assert list(loader) == [], "the loop in which it was saved is over"
+    assert next(iter(loader)).epoch == 5
+
+
 def test_skipped_steps_are_left_out_and_explained_ones_are_named(data: str, rows: list[list[int]]) -> None:
     whole = steps(TokenLoader(data, **SETTINGS))
     loader = TokenLoader(data, **SETTINGS)

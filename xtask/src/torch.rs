@@ -73,7 +73,7 @@ fn install(root: &Path, python: &Command) -> Result<(), Failure> {
     if root.join(ENVIRONMENT).is_symlink() {
         let has_all = python
             .clone()
-            .with(&["-c", "import torch, safetensors, zstandard, pyzstd, accelerate, matplotlib, mypy, pyarrow, pyright, pytest, torchdata"])
+            .with(&["-c", "import torch, safetensors, zstandard, pyzstd, accelerate, lightning, matplotlib, mypy, pyarrow, pyright, pytest, torchdata, transformers"])
             .probe(root)
             .is_some();
         let missing = || {

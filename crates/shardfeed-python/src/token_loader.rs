@@ -160,6 +160,13 @@ impl Loader {
         })
     }
 
+    fn begin_loop(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |loader| {
+            loader.begin_loop();
+            Ok(())
+        })
+    }
+
     fn skip(&self, py: Python<'_>, start: u64, stop: u64) -> PyResult<()> {
         self.with(py, |loader| loader.skip(start..stop))
     }

@@ -224,9 +224,20 @@ impl TokenLoader {
         self.session.as_ref().and_then(|session| session.trouble())
     }
 
-    /// The batches of the current epoch, from where the stream stands.
+    /// The batches of one epoch, from where the stream stands.
     pub fn batches(&mut self) -> impl Iterator<Item = Result<Batch>> + '_ {
+        self.begin_loop();
         std::iter::from_fn(|| self.next_batch().transpose())
+    }
+
+    /// To be called where a loop over an epoch begins. Trainers that know the number of steps stop at the last and never hear that the
+    /// epoch is over: the loop after such a one is the next epoch, not an empty rest of the last. A state that was *loaded* at the end
+    /// of an epoch keeps its place, and the loop in which it was saved ends at once.
+    pub fn begin_loop(&mut self) {
+        let has_delivered = self.engine.is_some();
+        if has_delivered && self.steps_left() == 0 {
+            self.go_to_epoch(self.state.epoch.saturating_add(1));
+        }
     }
 
     /// Where the stream stands: what was handed out, never what was prepared.

@@ -58,6 +58,30 @@ fn after_the_last_step_the_end_is_announced_once_also_to_a_resumed_run() {
     }
 }
 
+#[test]
+fn a_loop_after_one_that_stopped_at_the_last_step_is_the_next_epoch() {
+    let (dir, _) = some_dir();
+    for tail in [Tail::Pad, Tail::Drop, Tail::Wrap] {
+        let wish = Wish { tail, ..Wish::default() };
+        let mut loader = wish.builder(dir.path(), 12).build().unwrap();
+        let steps = loader.steps_per_epoch();
+        for epoch in 0..3 {
+            // As trainers do that know how many there are: the end is never asked for.
+            let taken: Vec<_> = loader.batches().take(steps as usize).map(Result::unwrap).collect();
+            let seen: Vec<_> = taken.iter().map(|batch| (batch.epoch, batch.step)).collect();
+            assert_eq!(seen, (0..steps).map(|step| (epoch, step)).collect::<Vec<_>>());
+        }
+        let saved = loader.state().clone();
+        assert_eq!((saved.epoch, loader.batches().next().unwrap().unwrap().epoch), (2, 3));
+        // Loaded, it is the loop in which it was saved that goes on, and is over.
+        loader.load_state(&saved).unwrap();
+        assert_eq!(loader.batches().count(), 0);
+        assert_eq!(loader.batches().next().unwrap().unwrap().epoch, 3);
+        // A loop that was left earlier goes on.
+        assert_eq!(loader.batches().next().unwrap().unwrap().step, 1);
+    }
+}
+
 /// What a trainer sees.
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
