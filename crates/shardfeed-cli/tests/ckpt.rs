@@ -289,3 +289,34 @@ fn converting_a_gibibyte_takes_little_memory_and_eight_take_no_more() {
     let output = ckpt(dir.path(), &["diff", "saved", "out"]);
     assert!(text(&output).contains(&format!("no difference: {files} the same")), "{}", text(&output));
 }
+
+#[test]
+fn verify_names_a_file_that_may_not_be_read() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let dir = world();
+    let path = dir.path().join("saved/__0_0.distcp");
+    let allow = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    allow(dir.path(), 0o755);
+    allow(&path, 0o000);
+    // To root nothing is denied: somebody else looks then, with a program that lies where everybody may go.
+    let program = dir.path().join("shardfeed");
+    std::fs::copy(env!("CARGO_BIN_EXE_shardfeed"), &program).unwrap();
+    let mut command = Command::new(&program);
+    command.args(["ckpt", "verify", "saved", "--json"]).current_dir(dir.path());
+    if std::fs::File::open(&path).is_ok() {
+        command.uid(65_534).gid(65_534);
+    }
+    let output = command.output().unwrap();
+    let report: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output)));
+    let problems = report["problems"].as_array().unwrap();
+    assert!(!problems.is_empty() && !output.status.success(), "{report:#}");
+    for problem in problems {
+        assert_eq!(problem["kind"], "unreadable", "{problem:#}");
+        assert!(problem["reason"].as_str().unwrap().contains("ermission denied"), "{problem:#}");
+        assert!(problem["path"].as_str().unwrap().ends_with("__0_0.distcp"), "{problem:#}");
+    }
+}

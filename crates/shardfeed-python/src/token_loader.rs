@@ -225,6 +225,17 @@ impl Loader {
     }
 }
 
+impl Drop for Loader {
+    /// Threads finish what they are at first. Nobody else of the interpreter waits for that.
+    fn drop(&mut self) {
+        let loader = &self.loader;
+        if loader.is_at_home() {
+            let pause = || loader.lock().unwrap_or_else(PoisonError::into_inner).pause();
+            Python::try_attach(|py| py.detach(pause));
+        }
+    }
+}
+
 impl Loader {
     /// Waits for other threads of the interpreter without the lock that they need to go on.
     fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, TokenLoader>> {

@@ -137,6 +137,47 @@ fn metadata_that_stand_for_far_more_take_some_times_their_bytes() {
     }
 }
 
+/// Zeros take next to nothing when they are compressed; whoever looks through them must not hold them.
+fn what_is_compressed_is_looked_through_in_little_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let len = 96 * MIB;
+    let stored = Item::row_major(Dtype::Uint8, &[len as u64], &vec![0; len]).bytes();
+    for layers in [1, 2] {
+        let mut packed = stored.clone();
+        for _ in 0..layers {
+            packed = zstd::encode_all(&packed[..], 1).unwrap();
+        }
+        let mut writer = Writer::new();
+        writer.tensor("a", Dtype::Uint8, &[len as u64]);
+        let transforms = vec!["stream.zstd/1".to_owned(); layers];
+        let place = writer::Place { transforms, ..writer.append(FILE, &packed) };
+        writer.add_chunk(&[0], &[len as u64], place);
+        writer.write(directory.path());
+        let most = taken(|| {
+            let report = verify_checkpoint(directory.path(), &OpenOptions::default(), None).unwrap();
+            match layers {
+                1 => assert_eq!((report.problems.len(), report.items_with_checksums), (0, 1), "{report:?}"),
+                // So little cannot be so much, however often it was compressed.
+                _ => assert!(report.problems[0].reason.contains("cannot be stored in"), "{report:?}"),
+            }
+        });
+        assert!(most < 16 * MIB, "{layers} layers: {most}");
+    }
+}
+
+/// Names of a few bytes that speak of a hundred thousand files each.
+fn series_that_an_index_announces_are_not_written_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = (0..60).map(|number| format!("\"t{number}\":\"m{number}-00001-of-99999.safetensors\""));
+    let index = format!("{{\"weight_map\":{{{}}}}}", files.collect::<Vec<_>>().join(","));
+    fs::write(directory.path().join("model.safetensors.index.json"), index).unwrap();
+    let most = taken(|| {
+        let error = Checkpoint::open(directory.path()).unwrap_err().to_string();
+        assert!(error.starts_with("1060 things are wrong"), "{error}");
+    });
+    assert!(most < 4 * MIB, "{most}");
+}
+
 fn lengths_that_a_pickle_announces_are_not_taken() {
     let huge = (1_u64 << 62).to_le_bytes();
     let announcements: [(&str, Vec<u8>); 7] = [
@@ -247,6 +288,8 @@ fn lengths_that_safetensors_announce_are_not_taken() {
 #[test]
 fn nothing_takes_memory_because_it_says_so() {
     metadata_that_stand_for_far_more_take_some_times_their_bytes();
+    what_is_compressed_is_looked_through_in_little_memory();
+    series_that_an_index_announces_are_not_written_out();
     lengths_that_a_pickle_announces_are_not_taken();
     lengths_that_an_archive_announces_are_not_taken();
     a_bomb_is_put_out_early();

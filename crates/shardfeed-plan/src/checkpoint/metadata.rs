@@ -91,16 +91,37 @@ pub enum MetadataError {
     #[error("not a readable pickle: {0}")]
     Pickle(#[from] PickleError),
     /// A pickle of something else.
-    #[error("not the metadata of a distributed checkpoint: {0}")]
-    Foreign(String),
+    #[error("{}not the metadata of a distributed checkpoint: {reason}", told(*.offset))]
+    Foreign {
+        /// What it is.
+        reason: String,
+        /// The byte at which that is written.
+        offset: Option<usize>,
+    },
     /// A thing that is not as it must be.
-    #[error("{name}: {reason}")]
+    #[error("{}{name}: {reason}", told(*.offset))]
     Entry {
         /// The tensor or object.
         name: String,
         /// What is wrong with it.
         reason: String,
+        /// The byte of the metadata at which it is described.
+        offset: Option<usize>,
     },
+}
+
+impl MetadataError {
+    /// It is about what is written at this byte, unless a place is known already.
+    fn at(mut self, byte: usize) -> Self {
+        if let Self::Foreign { offset, .. } | Self::Entry { offset, .. } = &mut self {
+            offset.get_or_insert(byte);
+        }
+        self
+    }
+}
+
+fn told(offset: Option<usize>) -> String {
+    offset.map_or_else(String::new, |offset| format!("byte {offset}: "))
 }
 
 impl Metadata {
@@ -109,14 +130,21 @@ impl Metadata {
     pub fn parse(bytes: &[u8]) -> Result<Self, MetadataError> {
         let pickle = Pickle::parse(bytes)?;
         let budget = pickle.len().saturating_mul(GROWTH_MAX).saturating_add(1 << 20);
-        let (metadata, files, places) = (Self::default(), HashMap::new(), HashMap::new());
-        Parser { pickle: &pickle, metadata, files, places, budget }.metadata()
+        Parser {
+            pickle: &pickle,
+            metadata: Self::default(),
+            files: HashMap::new(),
+            names: Names::default(),
+            places: HashMap::new(),
+            budget,
+        }
+        .metadata()
     }
 
     /// Tensors whose parts do not fill them, each with what is missing. Such a checkpoint cannot have been saved in one piece.
     pub fn holes(&self) -> Vec<MetadataError> {
         let holes = self.tensors.iter().filter_map(|tensor| Some((tensor, tensor.hole()?)));
-        holes.map(|(tensor, reason)| MetadataError::Entry { name: tensor.name.clone(), reason }).collect()
+        holes.map(|(tensor, reason)| entry(&tensor.name, reason)).collect()
     }
 
     /// Adds what another rank saved. What both have under one name stays as it is here, but for parts of a tensor that are new.
@@ -163,15 +191,6 @@ impl Metadata {
         self.files = files.into_iter().map(|(file, _)| file).collect();
         numbers
     }
-
-    /// The number of a file, which is new if nobody had it yet.
-    pub fn file(&mut self, path: &str) -> u32 {
-        let known = self.files.iter().position(|file| file == path);
-        known.unwrap_or_else(|| {
-            self.files.push(path.to_owned());
-            self.files.len() - 1
-        }) as u32
-    }
 }
 
 impl StoredTensor {
@@ -211,14 +230,32 @@ pub fn safe_path(path: &str) -> bool {
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
-/// A tensor's name and where a part of it begins; nothing for objects.
-type Place<'p> = (&'p str, Option<Vec<u64>>);
+/// A tensor's name, by its number, and where a part of it begins; nothing for objects.
+type Place = (u32, Option<Vec<u64>>);
+
+/// Names as numbers. A name may be a megabyte long, written once, and used a hundred thousand times: it is looked at once.
+#[derive(Default)]
+struct Names<'p> {
+    by_value: HashMap<Id, u32>,
+    by_text: HashMap<&'p str, u32>,
+}
+
+impl<'p> Names<'p> {
+    fn number(&mut self, value: Id, text: &'p str) -> u32 {
+        let Self { by_value, by_text } = self;
+        *by_value.entry(value).or_insert_with(|| {
+            let next = by_text.len() as u32;
+            *by_text.entry(text).or_insert(next)
+        })
+    }
+}
 
 struct Parser<'p, 'a> {
     pickle: &'p Pickle<'a>,
     metadata: Metadata,
     files: HashMap<String, u32>,
-    places: HashMap<Place<'p>, StoredItem>,
+    names: Names<'p>,
+    places: HashMap<Place, StoredItem>,
     /// Bytes that may still be taken for what was read.
     budget: usize,
 }
@@ -232,42 +269,49 @@ impl<'p> Parser<'p, '_> {
         // Whatever the class is called: Megatron has one of its own with the same fields.
         let is_known = |state: &Id| pickle.get(*state, "storage_data").is_some();
         let Some(state) = pickle.object(root).and_then(|made| made.state).filter(is_known) else {
-            return Err(MetadataError::Foreign(format!("it holds {}", pickle.print(root))));
+            return Err(foreign(format!("it holds {}", pickle.print(root))).at(pickle.offset(root)));
         };
         let field = |name: &str| pickle.get(state, name);
-        let stored = field("storage_data").ok_or_else(|| foreign("storage_data is missing"))?;
-        for &(key, value) in pickle.entries(stored).ok_or_else(|| foreign("storage_data is no dictionary"))? {
-            let place = self.place(key)?;
-            let item = self.item(place.0, value)?;
+        let at_state = |error: MetadataError| error.at(pickle.offset(state));
+        let dictionary = |name: &str| {
+            let value = field(name).ok_or_else(|| foreign(format!("{name} is missing")))?;
+            let entries = pickle.entries(value).ok_or_else(|| foreign(format!("{name} is no dictionary")));
+            entries.map_err(|error| error.at(pickle.offset(value)))
+        };
+        for &(key, value) in dictionary("storage_data").map_err(at_state)? {
+            let (name, place) = self.place(key).map_err(|error| error.at(pickle.offset(key)))?;
+            let item = self.item(name, value).map_err(|error| error.at(pickle.offset(value)))?;
             // Torch compares indexes by name and offset: the last one counts there, too.
             self.places.insert(place, item);
         }
-        let entries =
-            field("state_dict_metadata").ok_or_else(|| foreign("state_dict_metadata is missing"))?;
         let mut seen = HashSet::new();
-        for &(key, value) in
-            pickle.entries(entries).ok_or_else(|| foreign("state_dict_metadata is no dictionary"))?
-        {
-            let name = pickle
-                .text(key)
-                .ok_or_else(|| foreign(format!("a name that is no text: {}", pickle.print(key))))?;
-            if !seen.insert(name) {
-                return Err(entry(name, "it is there twice"));
+        for &(key, value) in dictionary("state_dict_metadata").map_err(at_state)? {
+            let at_key = |error: MetadataError| error.at(pickle.offset(key));
+            let name = pickle.text(key);
+            let name = name
+                .ok_or_else(|| at_key(foreign(format!("a name that is no text: {}", pickle.print(key)))))?;
+            let number = self.names.number(key, name);
+            if !seen.insert(number) {
+                return Err(at_key(entry(name, "it is there twice")));
             }
-            self.entry(name, value)?;
+            self.entry(name, number, value).map_err(|error| error.at(pickle.offset(value)))?;
         }
         if let Some(paths) = field("planner_data").and_then(|data| pickle.entries(data)) {
+            let mut by_number = HashMap::new();
             for &(key, path) in paths {
                 let (Some(name), Some(parts)) = (pickle.text(key), pickle.sequence(path)) else { continue };
                 let mut path = Vec::new();
                 for &part in parts {
                     let part = self.path_part(part);
                     let len = if let PathPart::Key(key) = &part { key.len() } else { 0 };
-                    self.spend(name, size_of::<PathPart>() + len)?;
+                    self.spend(name, size_of::<PathPart>() + len)
+                        .map_err(|error| error.at(pickle.offset(key)))?;
                     path.push(part);
                 }
-                self.metadata.paths.insert(name.to_owned(), path);
+                by_number.insert(self.names.number(key, name), (name, path));
             }
+            let paths = by_number.into_values().map(|(name, path)| (name.to_owned(), path));
+            self.metadata.paths = paths.collect();
         }
         self.metadata.version = field("version").and_then(|version| pickle.text(version)).map(str::to_owned);
         for &(key, value) in pickle.entries(state).unwrap_or(&[]) {
@@ -287,14 +331,15 @@ impl<'p> Parser<'p, '_> {
         Ok(())
     }
 
-    fn place(&mut self, key: Id) -> Parsed<Place<'p>> {
+    fn place(&mut self, key: Id) -> Parsed<(&'p str, Place)> {
         let pickle = self.pickle;
         let state =
             pickle.object(key).filter(|made| made.class.name == "MetadataIndex").and_then(|made| made.state);
         let state =
             state.ok_or_else(|| foreign(format!("storage_data has the key {}", pickle.print(key))))?;
-        let name = pickle.get(state, "fqn").and_then(|name| pickle.text(name));
-        let name = name.ok_or_else(|| foreign(format!("a key without a name: {}", pickle.print(key))))?;
+        let name = pickle.get(state, "fqn").and_then(|id| Some((id, pickle.text(id)?)));
+        let (id, name) =
+            name.ok_or_else(|| foreign(format!("a key without a name: {}", pickle.print(key))))?;
         let offset = match pickle.get(state, "offset") {
             Some(offset) if !matches!(pickle.node(offset), super::Node::None) => {
                 Some(self.size(name, offset)?)
@@ -302,7 +347,7 @@ impl<'p> Parser<'p, '_> {
             _ => None,
         };
         self.spend(name, 128 + offset.as_ref().map_or(0, |offset| offset.len() * 8))?;
-        Ok((name, offset))
+        Ok((name, (self.names.number(id, name), offset)))
     }
 
     fn item(&mut self, name: &str, value: Id) -> Parsed<StoredItem> {
@@ -353,20 +398,20 @@ impl<'p> Parser<'p, '_> {
         Ok(StoredItem { file, offset, length, transforms })
     }
 
-    fn entry(&mut self, name: &'p str, value: Id) -> Parsed {
+    fn entry(&mut self, name: &str, number: u32, value: Id) -> Parsed {
         let pickle = self.pickle;
         let made =
             pickle.object(value).ok_or_else(|| entry(name, format!("it is {}", pickle.print(value))))?;
         match &*made.class.name {
             "BytesStorageMetadata" => {
-                let item = self.places.get(&(name, None)).cloned();
+                let item = self.places.get(&(number, None)).cloned();
                 let item = item.ok_or_else(|| entry(name, "it is nowhere in storage_data"))?;
                 self.metadata.objects.push(StoredObject { name: name.to_owned(), item });
                 Ok(())
             }
             "TensorStorageMetadata" => {
                 let state = made.state.ok_or_else(|| entry(name, "it is empty"))?;
-                let tensor = self.tensor(name, state)?;
+                let tensor = self.tensor(name, number, state)?;
                 self.metadata.tensors.push(tensor);
                 Ok(())
             }
@@ -374,7 +419,7 @@ impl<'p> Parser<'p, '_> {
         }
     }
 
-    fn tensor(&mut self, name: &'p str, state: Id) -> Parsed<StoredTensor> {
+    fn tensor(&mut self, name: &str, number: u32, state: Id) -> Parsed<StoredTensor> {
         let pickle = self.pickle;
         let field =
             |field: &str| pickle.get(state, field).ok_or_else(|| entry(name, format!("it has no {field}")));
@@ -406,7 +451,7 @@ impl<'p> Parser<'p, '_> {
                     ),
                 ));
             }
-            let item = self.places.get(&(name, Some(part.offsets.clone()))).cloned();
+            let item = self.places.get(&(number, Some(part.offsets.clone()))).cloned();
             let item = item.ok_or_else(|| {
                 entry(name, format!("its chunk at {:?} is nowhere in storage_data", part.offsets))
             })?;
@@ -454,11 +499,11 @@ impl<'p> Parser<'p, '_> {
 }
 
 fn foreign(reason: impl Into<String>) -> MetadataError {
-    MetadataError::Foreign(reason.into())
+    MetadataError::Foreign { reason: reason.into(), offset: None }
 }
 
 fn entry(name: &str, reason: impl Into<String>) -> MetadataError {
-    MetadataError::Entry { name: name.chars().take(500).collect(), reason: reason.into() }
+    MetadataError::Entry { name: name.chars().take(500).collect(), reason: reason.into(), offset: None }
 }
 
 #[cfg(test)]

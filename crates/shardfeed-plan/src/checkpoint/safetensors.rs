@@ -54,8 +54,8 @@ impl SafetensorsHeader {
     /// Reads the header, without the eight bytes before it, of something that has `total` bytes with them. What it says is
     /// checked: types are known, sizes fit, and everything lies within.
     pub fn parse(json: &[u8], total: u64) -> Result<Self, String> {
-        let values: BTreeMap<String, Value> = serde_json::from_slice(json)
-            .map_err(|error| format!("the header is not as safetensors has it: {error}"))?;
+        let values: BTreeMap<String, Value> =
+            serde_json::from_slice(json).map_err(|error| format!("not as safetensors has it: {error}"))?;
         let len = json.len() as u64 + 8;
         let mut header = Self { len, ..Self::default() };
         for (name, value) in values {

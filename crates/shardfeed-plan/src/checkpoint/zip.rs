@@ -42,6 +42,12 @@ pub struct ZipError {
 }
 
 impl ZipItem {
+    /// Whether an item that begins so is an archive, and not safetensors. Those begin with the length of a header and a brace: a length
+    /// may have the bytes of an archive's mark, but no archive has a brace there.
+    pub fn begins(item: &[u8]) -> bool {
+        item.starts_with(b"PK\x03\x04") && item.get(8) != Some(&b'{')
+    }
+
     /// Reads the directory of an item of `len` bytes. `read` is asked for few ranges, all of them within the item.
     pub fn parse<E: From<ZipError>>(
         len: u64,

@@ -8,14 +8,15 @@ use crate::failure;
 
 /// What a checkpoint holds, as dictionaries and lists. All of its files are looked at; none is read but the metadata.
 #[pyfunction]
-#[pyo3(signature = (path, rank=None))]
+#[pyo3(signature = (path, rank=None, follow_links=false))]
 #[allow(clippy::needless_pass_by_value)] // Python hands over a value of its own.
 pub(crate) fn describe_checkpoint(
     python: Python<'_>,
     path: PathBuf,
     rank: Option<u32>,
+    follow_links: bool,
 ) -> PyResult<Bound<'_, PyDict>> {
-    let options = OpenOptions { rank, ..OpenOptions::default() };
+    let options = OpenOptions { rank, follow_links };
     let checkpoint = python.detach(|| Checkpoint::open_with(&path, &options)).map_err(failure::raise)?;
     let metadata = checkpoint.metadata();
     let stored = |item: &StoredItem| -> PyResult<Bound<'_, PyDict>> {

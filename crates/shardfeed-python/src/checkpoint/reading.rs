@@ -44,10 +44,13 @@ pub(crate) struct Raw(String, u64, Stored);
 pub(crate) struct CheckpointRead {
     stop: Stop,
     state: Arc<State>,
-    result: Mutex<Option<Receiver<Finished>>>,
+    result: Mutex<Option<Receiver<Handed>>>,
 }
 
 type Finished = Result<(Vec<Vec<u8>>, ReadStats), Error>;
+
+/// What the thread hands over: the result, and what kept the memory alive.
+type Handed = (Finished, Py<PyAny>);
 
 /// How far a read is.
 #[derive(Default)]
@@ -67,7 +70,7 @@ struct Told {
 /// Every address must be that of elements of the chunk's type, in memory that `keep` keeps alive and that nobody else uses until the
 /// read has ended, or, if it was stopped, until `keep` is let go of.
 #[pyfunction]
-#[pyo3(signature = (path, files, chunks, parts, items, keep, *, use_parallel=true, num_workers=None, verify=false, memory_budget=None))]
+#[pyo3(signature = (path, files, chunks, parts, items, keep, *, use_parallel=true, num_workers=None, verify=false, memory_budget=None, follow_links=false))]
 #[allow(clippy::too_many_arguments)] // They are keywords there.
 pub(crate) fn read_checkpoint(
     path: PathBuf,
@@ -80,6 +83,7 @@ pub(crate) fn read_checkpoint(
     num_workers: Option<usize>,
     verify: bool,
     memory_budget: Option<u64>,
+    follow_links: bool,
 ) -> PyResult<CheckpointRead> {
     let metadata = described(files, chunks)?;
     let wishes = wishes(&metadata, parts)?;
@@ -100,10 +104,11 @@ pub(crate) fn read_checkpoint(
     };
     let (sender, receiver) = channel();
     let work = move || {
-        let result = read(path, metadata, wishes, &items, options);
-        // Nobody may be waiting any more.
-        let _ = sender.send(result);
-        drop(keep);
+        let opening = OpenOptions { follow_links, ..OpenOptions::default() };
+        let result = read(path, metadata, wishes, &items, options, &opening);
+        // Along with what keeps the memory alive: this thread has no interpreter to let go of it with, and would leave that for whoever
+        // comes next, perhaps never. Nobody may be waiting any more.
+        let _ = sender.send((result, keep));
     };
     let started = std::thread::Builder::new().name("shardfeed-read".to_owned()).spawn(work);
     started
@@ -124,9 +129,9 @@ fn read(
     wishes: Vec<Wish>,
     items: &[RawItem],
     options: ReadOptions,
+    opening: &OpenOptions,
 ) -> Finished {
-    let checkpoint =
-        Checkpoint::open_described(path, metadata, &OpenOptions::default())?.with_options(options);
+    let checkpoint = Checkpoint::open_described(path, metadata, opening)?.with_options(options);
     let mut stats = ReadStats::default();
     if !wishes.is_empty() {
         let mut plan = ReadPlan::new();
@@ -216,7 +221,10 @@ impl CheckpointRead {
             let received;
             (received, receiver) = python.detach(move || (receiver.recv_timeout(LOOK), receiver));
             match received {
-                Ok(finished) => break finished,
+                Ok((finished, keep)) => {
+                    drop(keep);
+                    break finished;
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(PyRuntimeError::new_err(
@@ -227,7 +235,7 @@ impl CheckpointRead {
             if let Err(error) = python.check_signals().and_then(|()| self.tell(progress)) {
                 self.stop.stop();
                 // What is under way ends soon. If it does not, it writes nothing more, and keeps its memory alive until then.
-                python.detach(move || drop(receiver.recv_timeout(STOPPING)));
+                drop(python.detach(move || receiver.recv_timeout(STOPPING)));
                 return Err(error);
             }
         };
@@ -269,8 +277,7 @@ impl Drop for CheckpointRead {
 impl State {
     fn note(&self, progress: ReadProgress<'_>) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        // Threads tell in any order.
-        told.bytes = told.bytes.max(progress.bytes);
+        told.bytes = progress.bytes;
         told.bytes_total = progress.bytes_total;
         told.finished.extend(progress.finished.map(str::to_owned));
     }

@@ -3,7 +3,6 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde_json::json;
 use shardfeed_plan::checkpoint::{Dtype, RunLimits, StoredTensor};
@@ -11,7 +10,7 @@ use shardfeed_plan::checkpoint::{Dtype, RunLimits, StoredTensor};
 use super::bytes::make_room;
 use super::number::cast;
 use super::opened::Checkpoint;
-use super::options::{DirectIo, ReadOptions, ReadProgress, TellProgress};
+use super::options::{DirectIo, ReadOptions, TellProgress, Telling};
 use super::slabs::for_each_slab;
 use super::wanted::ReadPlan;
 use crate::error::{Error, Result};
@@ -102,7 +101,7 @@ pub fn convert_checkpoint(
         .file_name()
         .ok_or_else(|| Error::Invalid(format!("{}: no name for a directory", out.display())))?;
     let unfinished = Unfinished::beside(parent, &name.to_string_lossy())?;
-    Writer { checkpoint, options, done: AtomicU64::new(0), bytes: converted.bytes }.write(
+    Writer { checkpoint, options, telling: Telling::new(converted.bytes, options.progress.as_ref()) }.write(
         &unfinished.0,
         &converted.files,
         &files,
@@ -296,8 +295,7 @@ impl Drop for Unfinished {
 struct Writer<'a> {
     checkpoint: &'a Checkpoint,
     options: &'a ConvertOptions,
-    done: AtomicU64,
-    bytes: u64,
+    telling: Telling<'a>,
 }
 
 /// A piece of a tensor that one thread reads and writes.
@@ -378,10 +376,7 @@ impl Writer<'_> {
         for (at, part) in rows(&tensor.shape, &slab.ranges, dtype.bytes(), &bytes) {
             file.write_all_at(part, slab.start + at).map_err(failed)?;
         }
-        let done = self.done.fetch_add(bytes.len() as u64, Relaxed) + bytes.len() as u64;
-        if let Some(progress) = &self.options.progress {
-            progress(ReadProgress { bytes: done, bytes_total: self.bytes, finished: None });
-        }
+        self.telling.came(bytes.len() as u64, None);
         Ok(())
     }
 }

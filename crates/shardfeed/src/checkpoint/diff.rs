@@ -7,7 +7,7 @@ use super::bytes::FileBytes;
 use super::locate::{Headers, locate};
 use super::number::for_each_number;
 use super::opened::Checkpoint;
-use super::options::{DirectIo, ReadProgress, TellProgress};
+use super::options::{DirectIo, TellProgress, Telling};
 use super::slabs::for_each_slab;
 use crate::error::Result;
 use crate::parallel::{default_threads, map_in_parallel};
@@ -82,13 +82,10 @@ pub fn diff_checkpoints(
     let news = second.tensors().iter().filter(|tensor| first.tensor(&tensor.name).is_none());
     news.for_each(|tensor| differ(&tensor.name, DifferenceKind::OnlyInSecond));
     let bytes_total = common.iter().map(|(tensor, _)| tensor.bytes()).sum();
-    let bytes = std::sync::atomic::AtomicU64::new(0);
+    let telling = Telling::new(bytes_total, progress);
     let compared = map_in_parallel(&common, default_threads(), |(one, other)| {
         let outcome = compare(first, one, second, other)?;
-        if let Some(progress) = progress {
-            let bytes = bytes.fetch_add(one.bytes(), std::sync::atomic::Ordering::Relaxed) + one.bytes();
-            progress(ReadProgress { bytes, bytes_total, finished: Some(&one.name) });
-        }
+        telling.came(one.bytes(), Some(&one.name));
         Ok::<_, crate::Error>(outcome)
     })?;
     for ((tensor, _), outcome) in common.iter().zip(compared) {
@@ -232,6 +229,10 @@ impl Distance {
                 continue;
             }
             self.different += 1;
+            if let (Some(one), Some(other)) = (whole_number(dtype, one), whole_number(dtype, other)) {
+                self.note(one.abs_diff(other) as f64, one.unsigned_abs().max(other.unsigned_abs()) as f64);
+                continue;
+            }
             let (mut ones, mut others) = ([0.0; 2], [0.0; 2]);
             collect(dtype, one, &mut ones);
             collect(dtype, other, &mut others);
@@ -240,13 +241,23 @@ impl Distance {
                 continue;
             }
             for (one, other) in ones.into_iter().zip(others) {
-                let distance = (one - other).abs();
-                let scale = one.abs().max(other.abs());
-                self.largest = self.largest.max(distance);
-                self.largest_relative =
-                    self.largest_relative.max(if scale > 0.0 { distance / scale } else { 0.0 });
+                self.note((one - other).abs(), one.abs().max(other.abs()));
             }
         }
+    }
+
+    fn note(&mut self, distance: f64, scale: f64) {
+        self.largest = self.largest.max(distance);
+        self.largest_relative = self.largest_relative.max(if scale > 0.0 { distance / scale } else { 0.0 });
+    }
+}
+
+/// A number of 64 bits, of which neighbours may be the same as numbers with a fraction.
+fn whole_number(dtype: Dtype, element: &[u8]) -> Option<i128> {
+    match dtype {
+        Dtype::Int64 => Some(i64::from_le_bytes(element.try_into().ok()?).into()),
+        Dtype::Uint64 => Some(u64::from_le_bytes(element.try_into().ok()?).into()),
+        _ => None,
     }
 }
 
@@ -256,4 +267,27 @@ fn collect(dtype: Dtype, element: &[u8], into: &mut [f64; 2]) {
         into[index] = number;
         index += 1;
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_among_large_whole_numbers_are_one_apart() {
+        for (dtype, one, other) in [
+            (Dtype::Int64, (1_i64 << 53).to_le_bytes(), ((1_i64 << 53) + 1).to_le_bytes()),
+            (Dtype::Int64, i64::MIN.to_le_bytes(), (i64::MIN + 1).to_le_bytes()),
+            (Dtype::Uint64, u64::MAX.to_le_bytes(), (u64::MAX - 1).to_le_bytes()),
+        ] {
+            let mut distance = Distance::default();
+            distance.add(dtype, &one, &other);
+            assert_eq!((distance.different, distance.without), (1, 0), "{dtype}");
+            assert_eq!(distance.largest.to_bits(), 1_f64.to_bits(), "{dtype}");
+            assert!(distance.largest_relative > 0.0);
+        }
+        let mut distance = Distance::default();
+        distance.add(Dtype::Int64, &i64::MIN.to_le_bytes(), &i64::MAX.to_le_bytes());
+        assert_eq!(distance.largest.to_bits(), 2_f64.powi(64).to_bits());
+    }
 }

@@ -1,4 +1,5 @@
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -68,21 +69,54 @@ impl Directory {
                 facts.len
             ));
         }
-        std::fs::read(&facts.path).map_err(|error| format!("cannot read it: {error}"))
+        let cannot = |error: std::io::Error| format!("cannot read it: {error}");
+        let mut bytes = Vec::new();
+        // It may have grown since.
+        facts.open()?.take(bytes_max).read_to_end(&mut bytes).map_err(cannot)?;
+        Ok(bytes)
     }
 
     /// Names of the files in it, sorted; those of folders within are not looked at.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
-        let cannot = |error| Error::io(&self.root, "list it", error);
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(&self.root).map_err(cannot)? {
-            // Names that are not UTF-8 are none of a checkpoint's.
-            if let Ok(name) = entry.map_err(cannot)?.file_name().into_string() {
-                names.push(name);
+        let mut names: Vec<String> = self.list("")?.into_iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Paths of the files in it and in its folders, sorted. Links to folders are not followed.
+    pub(crate) fn names_within(&self) -> Result<Vec<String>> {
+        /// Folders of a checkpoint; more are something else, and are left alone.
+        const FOLDERS_MAX: usize = 10_000;
+        let (mut names, mut folders) = (Vec::new(), vec![String::new()]);
+        let mut at = 0;
+        while at < folders.len() {
+            for (name, is_folder) in self.list(&folders[at])? {
+                if !is_folder {
+                    names.push(name);
+                } else if folders.len() < FOLDERS_MAX {
+                    folders.push(format!("{name}/"));
+                }
             }
+            at += 1;
         }
         names.sort_unstable();
         Ok(names)
+    }
+
+    /// What is in a folder, whose path is empty or ends with a slash, and whether it is a folder.
+    fn list(&self, folder: &str) -> Result<Vec<(String, bool)>> {
+        let path = self.root.join(folder);
+        let cannot = |error| Error::io(&path, "list it", error);
+        let mut listed = Vec::new();
+        for entry in std::fs::read_dir(&path).map_err(cannot)? {
+            let entry = entry.map_err(cannot)?;
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            // Names that are not UTF-8 are none of a checkpoint's.
+            if let Ok(name) = entry.file_name().into_string() {
+                listed.push((format!("{folder}{name}"), is_folder));
+            }
+        }
+        Ok(listed)
     }
 }
 

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::Value;
 use shardfeed_plan::checkpoint::{
@@ -28,24 +28,29 @@ pub(super) fn open(directory: Directory, names: &[String]) -> Result<Found> {
     let mut found =
         Found { directory, metadata: Metadata::default(), is_raw: true, described_by: Vec::new() };
     let (mut parts, mut failures) = (BTreeMap::<String, StoredTensor>::new(), Vec::new());
-    for (name, header) in files.iter().zip(headers) {
-        let file = found.metadata.file(name);
-        let expected = map.iter().filter(|(_, file)| file == name).map(|(tensor, _)| tensor);
+    let mut expected = HashMap::<&str, Vec<&str>>::new();
+    for (tensor, file) in &map {
+        expected.entry(file).or_default().push(tensor);
+    }
+    for (number, (name, header)) in (0..).zip(files.iter().zip(headers)) {
+        let expected = expected.get(name.as_str()).map_or(&[][..], |tensors| tensors);
         let added = header.and_then(|header| {
-            match expected.clone().find(|tensor| !header.tensors.contains_key(*tensor)) {
+            match expected.iter().find(|tensor| !header.tensors.contains_key(**tensor)) {
                 Some(missing) => {
                     Err(format!("the index says that {missing} is in it, and it is not; copy both again"))
                 }
-                None => collect(&mut parts, file, &header),
+                None => collect(&mut parts, number, &header),
             }
         });
         if let Err(reason) = added {
             failures.push(found.failure(name, reason));
         }
     }
-    failures.extend(missing_of_series(&files).into_iter().map(|name| {
-        found.failure(&name, "the file is missing: others say by their names that it is one of theirs; copy the checkpoint again".to_owned())
+    failures.extend(missing_of_series(&files).into_iter().map(|(name, more)| {
+        let more = if more == 0 { String::new() } else { format!(", and so are {more} more of this series") };
+        found.failure(&name, format!("the file is missing{more}: others say by their names that it is one of theirs; copy the checkpoint again"))
     }));
+    found.metadata.files.clone_from(&files);
     if !failures.is_empty() {
         return Err(Error::CheckpointDamaged(Failures(failures)));
     }
@@ -57,9 +62,16 @@ pub(super) fn open(directory: Directory, names: &[String]) -> Result<Found> {
 /// Names and the files that they are in.
 type WeightMap = Vec<(String, String)>;
 
-/// Files of a series such as `model-00002-of-00003.safetensors` that are not there.
-fn missing_of_series(files: &[String]) -> BTreeSet<String> {
-    let mut missing = BTreeSet::new();
+/// Missing files that are listed of a series; the others are counted.
+const LISTED_MAX: u64 = 20;
+
+/// Series of which missing files are listed.
+const SERIES_MAX: usize = 50;
+
+/// Files of a series such as `model-00002-of-00003.safetensors` that are not there, each with how many more are missing after it that are
+/// not listed. A name is a few bytes and may speak of a hundred thousand files: those are never all written out.
+fn missing_of_series(files: &[String]) -> Vec<(String, u64)> {
+    let mut series = BTreeMap::<(&str, &str), BTreeSet<u64>>::new();
     for file in files {
         let parts = file.strip_suffix(".safetensors").and_then(|stem| stem.rsplit_once("-of-"));
         let Some(((lead, number), count)) =
@@ -68,12 +80,22 @@ fn missing_of_series(files: &[String]) -> BTreeSet<String> {
             continue;
         };
         let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-        if let (true, true, Ok(last)) = (is_number(number), is_number(count), count.parse::<u32>()) {
-            let series = (1..=last).map(|number| format!("{lead}-{number:05}-of-{count}.safetensors"));
-            missing.extend(series.filter(|name| files.binary_search(name).is_err()));
+        if is_number(number) && is_number(count) {
+            series.entry((lead, count)).or_default().insert(number.parse().expect("five digits"));
         }
     }
-    missing
+    let mut listed = Vec::new();
+    for ((lead, count), there) in series {
+        let last: u64 = count.parse().expect("five digits");
+        let missing = last.saturating_sub(there.range(1..=last).count() as u64);
+        if missing == 0 || listed.len() >= SERIES_MAX * LISTED_MAX as usize {
+            continue;
+        }
+        let numbers = (1..=last).filter(|number| !there.contains(number)).take(LISTED_MAX as usize);
+        listed.extend(numbers.map(|number| (format!("{lead}-{number:05}-of-{count}.safetensors"), 0)));
+        listed.last_mut().expect("one is missing").1 = missing - missing.min(LISTED_MAX);
+    }
+    listed
 }
 
 fn named_files(directory: &Directory, names: &[String]) -> Result<(Vec<String>, WeightMap)> {
@@ -116,17 +138,18 @@ pub(super) fn header_at(
     let total = file_len.saturating_sub(offset);
     let mut first = [0; 8];
     if total < 8 {
-        return Err(format!("{total} bytes are too few for a safetensors file"));
+        return Err(format!("byte {offset}: {total} bytes are too few for a safetensors file"));
     }
     file.read(offset, &mut first)?;
     let len = SafetensorsHeader::length(first).filter(|len| len + 8 <= total);
     let len = len.ok_or_else(|| {
         let len = u64::from_le_bytes(first);
-        format!("a header of {len} bytes, where {} are left and {HEADER_BYTES_MAX} are the most: no safetensors file, or cut short", total - 8)
+        format!("byte {offset}: a header of {len} bytes, where {} are left and {HEADER_BYTES_MAX} are the most: no safetensors file, or cut short", total - 8)
     })?;
     let mut json = vec![0; len as usize];
     file.read(offset + 8, &mut json)?;
     SafetensorsHeader::parse(&json, total)
+        .map_err(|reason| format!("the header at byte {}: {reason}", offset + 8))
 }
 
 /// Adds the tensors of a file, or their parts, to those of the files before.
@@ -170,4 +193,24 @@ fn collect(
         tensor.chunks.push(StoredChunk { part: Part { offsets, sizes: entry.shape.clone() }, item });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_series_of_a_hundred_thousand_files_is_counted_and_not_written_out() {
+        let name =
+            |lead: &str, number: u32, count: &str| format!("{lead}-{number:05}-of-{count}.safetensors");
+        let files =
+            [name("a", 2, "00003"), name("a", 3, "00003"), name("b", 7, "99999"), name("c", 1, "00001")];
+        let missing = missing_of_series(&files);
+        assert_eq!(missing[0], (name("a", 1, "00003"), 0));
+        assert_eq!(missing.len(), 1 + LISTED_MAX as usize);
+        assert_eq!(missing[20], (name("b", 21, "99999"), 99_998 - LISTED_MAX));
+        // Many series that are all but empty.
+        let many: Vec<String> = (0..5000).map(|lead| name(&format!("{lead:04}"), 1, "99999")).collect();
+        assert!(missing_of_series(&many).len() < (SERIES_MAX + 1) * LISTED_MAX as usize);
+    }
 }

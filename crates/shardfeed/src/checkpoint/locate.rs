@@ -3,7 +3,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use shardfeed_plan::checkpoint::{
-    ItemError, SafetensorsHeader, StoredChunk, StoredTensor, TensorItem, TensorView, ZipError,
+    ItemError, SafetensorsHeader, StoredChunk, StoredTensor, TensorItem, TensorView, ZipError, ZipItem,
 };
 
 use super::bytes::FileBytes;
@@ -58,7 +58,7 @@ pub(crate) fn locate(
         });
     }
     let mut windows = Windows::new(file, range)?;
-    if !windows.head.starts_with(b"PK") {
+    if !ZipItem::begins(&windows.head) {
         return locate_safetensors(tensor, chunk, file, file_len, headers);
     }
     let parsed = TensorItem::parse(item.length, &mut |range| windows.read(range).map_err(Reason));
@@ -67,9 +67,19 @@ pub(crate) fn locate(
 
 /// The same in an item that was read as a whole: places are counted from its beginning.
 pub(crate) fn locate_in(tensor: &StoredTensor, chunk: &StoredChunk, item: &[u8]) -> Result<Located, String> {
-    let parsed: Result<TensorItem, Reason> = TensorItem::parse(item.len() as u64, &mut |range| {
+    locate_by(tensor, chunk, item.len() as u64, &mut |range| {
         Ok(item[range.start as usize..range.end as usize].to_vec())
-    });
+    })
+}
+
+/// The same in an archive of `len` bytes that `read` gives ranges of.
+pub(crate) fn locate_by(
+    tensor: &StoredTensor,
+    chunk: &StoredChunk,
+    len: u64,
+    read: &mut dyn FnMut(Range<u64>) -> Result<Vec<u8>, String>,
+) -> Result<Located, String> {
+    let parsed: Result<TensorItem, Reason> = TensorItem::parse(len, &mut |range| read(range).map_err(Reason));
     checked(tensor, chunk, parsed.map_err(|reason| reason.0)?, 0)
 }
 

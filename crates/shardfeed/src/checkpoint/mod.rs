@@ -59,6 +59,6 @@ pub use wanted::{PlacedPart, ReadPlan};
 pub use workers::{memory_aware_workers, optimal_workers};
 
 pub use shardfeed_plan::checkpoint::{
-    Dtype, Global, Id, Metadata, Node, Object, Part, Pickle, PickleError, Placement, RunLimits, StoredChunk,
-    StoredItem, StoredObject, StoredTensor,
+    Dtype, Global, Id, Metadata, Node, Object, Part, PathPart, Pickle, PickleError, Placement, RunLimits,
+    StoredChunk, StoredItem, StoredObject, StoredTensor,
 };

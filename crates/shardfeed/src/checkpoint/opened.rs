@@ -278,8 +278,8 @@ pub(crate) fn implausible(tensor: &StoredTensor, chunk: &StoredChunk) -> Option<
     let most = if chunk.item.transforms.is_empty() {
         stored
     } else {
-        let layers = u32::try_from(chunk.item.transforms.len()).unwrap_or(u32::MAX);
-        stored.saturating_mul(GROWTH_MAX.saturating_pow(layers)).saturating_add(1 << 20)
+        // Layers over layers gain nothing that is worth saving so: one may grow as much as it can, all together no more.
+        stored.saturating_mul(GROWTH_MAX).saturating_add(1 << 20)
     };
     (bytes > most).then(|| {
         format!(

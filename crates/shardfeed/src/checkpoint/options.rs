@@ -1,6 +1,6 @@
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use shardfeed_plan::checkpoint::RunLimits;
 
@@ -52,6 +52,29 @@ impl Stop {
 
 /// Is told how far a read is.
 pub type TellProgress = Arc<dyn Fn(ReadProgress<'_>) + Send + Sync>;
+
+/// Tells of bytes that several threads bring. Calls come one after another, and never go back.
+pub(crate) struct Telling<'a> {
+    bytes: Mutex<u64>,
+    bytes_total: u64,
+    tell: Option<&'a TellProgress>,
+}
+
+impl<'a> Telling<'a> {
+    pub(crate) fn new(bytes_total: u64, tell: Option<&'a TellProgress>) -> Self {
+        Self { bytes: Mutex::new(0), bytes_total, tell }
+    }
+
+    /// So many more bytes are where they belong, and with them `finished`, if something is.
+    pub(crate) fn came(&self, bytes: u64, finished: Option<&str>) {
+        let Some(tell) = self.tell else { return };
+        // Held while it is told: a thread that overtook another would say more before less.
+        let mut done = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        // Chunks that overlap bring some bytes twice.
+        *done = done.saturating_add(bytes).min(self.bytes_total);
+        tell(ReadProgress { bytes: *done, bytes_total: self.bytes_total, finished });
+    }
+}
 
 /// Whether the system's cache is passed by. Large ranges that are not in it come some times as fast from a fast disk
 /// without it. Where a file system refuses, it is not.

@@ -2,13 +2,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use shardfeed_plan::checkpoint::{Copying, Fix, Piece, Run, StoredChunk, StoredTensor, plan_runs};
+use shardfeed_plan::checkpoint::{Copying, Fix, Piece, Run, StoredChunk, StoredTensor, ZipItem, plan_runs};
 
 use super::bytes::{BOUNCE_BYTES, FileBytes, make_room};
 use super::destination::Destinations;
 use super::locate::{Headers, Located, locate, locate_in};
 use super::opened::Checkpoint;
-use super::options::{ReadOptions, ReadProgress, Stop};
+use super::options::{ReadOptions, Stop, Telling};
 use super::read::{ReadStats, check_crc, compare_crc, decoded_bytes_max};
 use super::undo::undo;
 use super::wanted::{Wanted, bytes_wanted};
@@ -20,6 +20,9 @@ const WHOLE_BYTES: u64 = 16 << 10;
 
 /// Items up to this size are, if half of them is wanted.
 const WHOLE_BYTES_MOSTLY: u64 = 256 << 10;
+
+/// What to look where the elements of an item lie costs, in bytes that could be read instead.
+const LOOK_BYTES: u64 = 64 << 10;
 
 /// Reads on several threads: first what says where things lie, then the things, in the order of their files' bytes.
 pub(crate) fn read(
@@ -51,7 +54,7 @@ struct Job<'a> {
     /// Bytes that each destination still waits for.
     left: Vec<AtomicU64>,
     bytes: AtomicU64,
-    bytes_total: u64,
+    telling: Telling<'a>,
     bytes_read: AtomicU64,
     bytes_direct: AtomicU64,
     reads: AtomicU64,
@@ -100,7 +103,7 @@ impl<'a> Job<'a> {
             headers: Headers::default(),
             left: left.into_iter().map(AtomicU64::new).collect(),
             bytes: AtomicU64::new(0),
-            bytes_total,
+            telling: Telling::new(bytes_total, options.progress.as_ref()),
             bytes_read: AtomicU64::new(0),
             bytes_direct: AtomicU64::new(0),
             reads: AtomicU64::new(0),
@@ -109,7 +112,7 @@ impl<'a> Job<'a> {
         // What is empty waits for nothing.
         (0..names.len())
             .filter(|&index| destinations.len(index) == 0)
-            .for_each(|index| job.tell(Some(&names[index])));
+            .for_each(|index| job.telling.came(0, Some(&names[index])));
         job
     }
 
@@ -173,9 +176,14 @@ impl<'a> Job<'a> {
     fn locate(&self, items: &[Item<'_>], num_workers: Option<usize>) -> Result<Vec<Piece>, Vec<ItemFailure>> {
         let found: Vec<OnceLock<Located>> = items.iter().map(|_| OnceLock::new()).collect();
         let numbers: Vec<usize> = (0..items.len()).collect();
-        // One read each, or two: threads pay where there are many.
-        let workers = num_workers.unwrap_or(if items.len() < 64 { 1 } else { 32 });
-        let workers = workers_for(Some(workers), items.len(), u64::MAX, 1, u64::MAX);
+        // One read each, or two: threads pay where there are many, or where all that was saved is looked at.
+        let verified =
+            if self.options.verify { items.iter().map(|item| item.chunk.item.length).sum() } else { 0 };
+        let bytes = (items.len() as u64).saturating_mul(LOOK_BYTES).max(verified);
+        let each = if self.options.verify { BOUNCE_BYTES } else { LOOK_BYTES };
+        let budget = self.options.memory_budget.unwrap_or_else(memory_budget);
+        let workers = workers_for(num_workers, items.len(), bytes, each, budget);
+        self.workers.fetch_max(workers, Relaxed);
         self.on_workers(&numbers, workers, |worker, &number| {
             let item = &items[number];
             let located = self.locate_one(worker, item).map_err(|reason| self.failure(item, reason))?;
@@ -258,11 +266,11 @@ impl<'a> Job<'a> {
         let bytes = if transforms.is_empty() {
             stored
         } else {
-            decoded = undo(transforms, stored.to_vec(), decoded_bytes_max(item.tensor, item.chunk))?;
+            decoded = undo(transforms, stored, decoded_bytes_max(item.tensor, item.chunk))?;
             self.options.stop.as_ref().map_or(Ok(()), Stop::check)?;
             &decoded
         };
-        if transforms.is_empty() && !bytes.starts_with(b"PK") {
+        if transforms.is_empty() && !ZipItem::begins(bytes) {
             return self.copy_safetensors(worker, item);
         }
         let located = locate_in(item.tensor, item.chunk, bytes)?;
@@ -338,18 +346,7 @@ impl<'a> Job<'a> {
         self.bytes.fetch_add(bytes, Relaxed);
         let left = &self.left[destination as usize];
         let is_last = left.fetch_sub(bytes, Relaxed) == bytes;
-        self.tell(is_last.then(|| self.names[destination as usize].as_str()));
-    }
-
-    fn tell(&self, finished: Option<&str>) {
-        if let Some(progress) = &self.options.progress {
-            progress(ReadProgress {
-                // Chunks that overlap bring some bytes twice.
-                bytes: self.bytes.load(Relaxed).min(self.bytes_total),
-                bytes_total: self.bytes_total,
-                finished,
-            });
-        }
+        self.telling.came(bytes, is_last.then(|| self.names[destination as usize].as_str()));
     }
 
     fn failure(&self, item: &Item<'_>, reason: String) -> ItemFailure {

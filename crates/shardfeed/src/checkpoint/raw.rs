@@ -1,7 +1,6 @@
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use shardfeed_plan::checkpoint::StoredItem;
+use shardfeed_plan::checkpoint::{StoredItem, ZipItem};
 
 use super::bytes::FileBytes;
 use super::opened::Checkpoint;
@@ -73,12 +72,14 @@ impl Checkpoint {
         let mut file = file.stopped_by(options.stop.clone());
         let stored = file.read_all(item.offset..end).map_err(fail)?;
         file.close(facts).map_err(fail)?;
-        let bytes = undo(&item.transforms, stored, *bytes_max).map_err(fail)?;
+        let bytes = if item.transforms.is_empty() {
+            stored
+        } else {
+            undo(&item.transforms, &stored, *bytes_max).map_err(fail)?
+        };
         options.stop.as_ref().map_or(Ok(()), Stop::check).map_err(fail)?;
-        if options.verify {
-            let read = |range: Range<u64>| Ok(bytes[range.start as usize..range.end as usize].to_vec());
-            check_records(bytes.len() as u64, bytes.starts_with(b"PK"), read)
-                .map_err(|(_, reason)| fail(reason))?;
+        if options.verify && ZipItem::begins(&bytes) {
+            check_records(&bytes).map_err(|(_, reason)| fail(reason))?;
         }
         Ok(bytes)
     }

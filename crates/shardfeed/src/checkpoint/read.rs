@@ -2,12 +2,12 @@ use std::ops::Range;
 
 use shardfeed_plan::checkpoint::{Dtype, StoredChunk, StoredTensor};
 
-use super::bytes::{FileBytes, make_room};
+use super::bytes::make_room;
 use super::destination::Destinations;
 use super::locate::Located;
 use super::opened::Checkpoint;
-use super::options::{DirectIo, ReadOptions};
-use super::undo::undo;
+use super::options::ReadOptions;
+use super::raw::RawItem;
 use super::wanted::ReadPlan;
 use super::{parallel, sequential};
 use crate::error::{Error, Result};
@@ -146,13 +146,8 @@ impl Checkpoint {
         let object = object.ok_or_else(|| {
             Error::Invalid(format!("{}: no object is called {name}", self.path().display()))
         })?;
-        let fail =
-            |reason| Error::CheckpointDamaged(Failures(vec![self.item_failure(&object.item, name, reason)]));
-        let facts = &self.files[object.item.file as usize];
-        let mut file = FileBytes::open(facts, DirectIo::Never, Vec::new()).map_err(fail)?;
-        let range = object.item.offset..object.item.offset + object.item.length;
-        let bytes = file.read_all(range).map_err(fail)?;
-        undo(&object.item.transforms, bytes, OBJECT_BYTES_MAX).map_err(fail)
+        let wish = RawItem { name: name.to_owned(), item: object.item.clone(), bytes_max: OBJECT_BYTES_MAX };
+        Ok(self.read_items(&[wish])?.pop().expect("one was asked for"))
     }
 }
 

@@ -1,4 +1,4 @@
-use shardfeed_plan::checkpoint::Fix;
+use shardfeed_plan::checkpoint::{Fix, ZipItem};
 
 use super::bytes::FileBytes;
 use super::locate::{Headers, Located, locate, locate_in};
@@ -57,8 +57,13 @@ fn read_one(
     let mut file =
         FileBytes::open(facts, DirectIo::Never, Vec::new()).map_err(fail)?.stopped_by(options.stop.clone());
     let item = file.read_all(chunk.item.offset..chunk.item.offset + chunk.item.length).map_err(fail)?;
-    let item = undo(&chunk.item.transforms, item, decoded_bytes_max(tensor, chunk)).map_err(fail)?;
-    let is_archive = !checkpoint.found.is_raw && item.starts_with(b"PK");
+    let transforms = &chunk.item.transforms;
+    let item = if transforms.is_empty() {
+        item
+    } else {
+        undo(transforms, &item, decoded_bytes_max(tensor, chunk)).map_err(fail)?
+    };
+    let is_archive = !checkpoint.found.is_raw && ZipItem::begins(&item);
     let (located, item) = if is_archive {
         (locate_in(tensor, chunk, &item).map_err(fail)?, item)
     } else {

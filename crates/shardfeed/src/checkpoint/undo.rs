@@ -1,12 +1,38 @@
-use std::io::Read;
+use std::io::{self, Read};
+use std::ops::Range;
+
+use super::bytes::FileBytes;
+
+/// Bytes at both ends of what a compressed item holds that are kept: everything about it lies there, nearly always.
+const WINDOW: usize = 64 << 10;
+
+/// Bytes that are decompressed at a time.
+const PORTION: usize = 256 << 10;
+
+/// Times that an item is decompressed to find what lies in its middle. Torch writes none for which it takes more than one.
+const PASSES_MAX: u32 = 16;
 
 /// Undoes what a writer did to an item, in this order. What comes out may have `bytes_max` bytes at most, so that a small item
 /// cannot become much memory.
-pub(crate) fn undo(transforms: &[String], stored: Vec<u8>, bytes_max: u64) -> Result<Vec<u8>, String> {
-    let mut bytes = stored;
+pub(crate) fn undo(transforms: &[String], stored: &[u8], bytes_max: u64) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    undone(transforms, stored, bytes_max)?.read_to_end(&mut bytes).map_err(|error| said(&error))?;
+    Ok(bytes)
+}
+
+/// The same as a stream. No layer gives more than `bytes_max` bytes.
+fn undone<'a>(
+    transforms: &[String],
+    stored: impl Read + 'a,
+    bytes_max: u64,
+) -> Result<Box<dyn Read + 'a>, String> {
+    let mut bytes: Box<dyn Read + 'a> = Box::new(stored);
     for transform in transforms {
         bytes = match transform.as_str() {
-            "stream.zstd/1" => unpack(&bytes, bytes_max)?,
+            "stream.zstd/1" => {
+                let bytes = zstd::stream::read::Decoder::new(bytes).map_err(|error| said(&error))?;
+                Box::new(Limited { bytes, left: bytes_max, bytes_max })
+            }
             other => {
                 return Err(format!(
                     "it was changed by the transform {other:?}, which is not known here (zstd is: \"stream.zstd/1\")"
@@ -17,18 +43,149 @@ pub(crate) fn undo(transforms: &[String], stored: Vec<u8>, bytes_max: u64) -> Re
     Ok(bytes)
 }
 
-/// All frames, one after another.
-fn unpack(packed: &[u8], bytes_max: u64) -> Result<Vec<u8>, String> {
-    let cannot = |error: std::io::Error| format!("cannot decompress it (zstd): {error}; it is damaged");
-    let mut bytes = Vec::new();
-    let decoder = zstd::stream::read::Decoder::with_buffer(packed).map_err(cannot)?;
-    decoder.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes).map_err(cannot)?;
-    if bytes.len() as u64 > bytes_max {
-        return Err(format!(
-            "it decompresses to more than the {bytes_max} bytes that it can hold; it is damaged, or means harm"
-        ));
+/// Why a stream failed. What our own streams say is for people already.
+fn said(error: &io::Error) -> String {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<Said>()) {
+        Some(Said(reason)) => reason.clone(),
+        None => format!("cannot decompress it (zstd): {error}; it is damaged"),
     }
-    Ok(bytes)
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Said(String);
+
+/// A stream that is refused when it gives more than it may.
+struct Limited<R> {
+    bytes: R,
+    left: u64,
+    bytes_max: u64,
+}
+
+impl<R: Read> Read for Limited<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.bytes.read(into)?;
+        self.left = self.left.checked_sub(count as u64).ok_or_else(|| {
+            let max = self.bytes_max;
+            io::Error::other(Said(format!(
+                "it decompresses to more than the {max} bytes that it can hold; it is damaged, or means harm"
+            )))
+        })?;
+        Ok(count)
+    }
+}
+
+/// The bytes of an item, one after another.
+struct Stored<'f> {
+    file: &'f mut FileBytes,
+    left: Range<u64>,
+}
+
+impl Read for Stored<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = (self.left.end - self.left.start).min(into.len() as u64);
+        let into = &mut into[..count as usize];
+        self.file.read(self.left.start, into).map_err(|reason| io::Error::other(Said(reason)))?;
+        self.left.start += count;
+        Ok(count as usize)
+    }
+}
+
+/// What a compressed item holds, of which little is in memory at a time.
+pub(crate) struct Unpacked<'f> {
+    file: &'f mut FileBytes,
+    item: Range<u64>,
+    transforms: &'f [String],
+    bytes_max: u64,
+    pub(crate) len: u64,
+    pub(crate) head: Vec<u8>,
+    tail: Vec<u8>,
+    passes_left: u32,
+}
+
+impl<'f> Unpacked<'f> {
+    pub(crate) fn new(
+        file: &'f mut FileBytes,
+        item: Range<u64>,
+        transforms: &'f [String],
+        bytes_max: u64,
+    ) -> Result<Self, String> {
+        let (mut head, mut tail) = (Vec::new(), Vec::new());
+        let mut unpacked = Self {
+            file,
+            item,
+            transforms,
+            bytes_max,
+            len: 0,
+            head: Vec::new(),
+            tail: Vec::new(),
+            passes_left: PASSES_MAX,
+        };
+        unpacked.len = unpacked.pass(|_, bytes| {
+            head.extend_from_slice(&bytes[..bytes.len().min(WINDOW - head.len())]);
+            tail.extend_from_slice(bytes);
+            tail.drain(..tail.len().saturating_sub(WINDOW));
+        })?;
+        (unpacked.head, unpacked.tail) = (head, tail);
+        Ok(unpacked)
+    }
+
+    /// Goes through all of it, and says how long it is.
+    fn pass(&mut self, mut each: impl FnMut(u64, &[u8])) -> Result<u64, String> {
+        let stored = Stored { file: &mut *self.file, left: self.item.clone() };
+        let mut bytes = undone(self.transforms, stored, self.bytes_max)?;
+        let mut portion = vec![0; PORTION];
+        let mut at = 0;
+        loop {
+            let count = bytes.read(&mut portion).map_err(|error| said(&error))?;
+            if count == 0 {
+                return Ok(at);
+            }
+            each(at, &portion[..count]);
+            at += count as u64;
+        }
+    }
+
+    /// A range of it.
+    pub(crate) fn read(&mut self, range: Range<u64>) -> Result<Vec<u8>, String> {
+        let tail_start = self.len - self.tail.len() as u64;
+        if range.end <= self.head.len() as u64 {
+            return Ok(self.head[range.start as usize..range.end as usize].to_vec());
+        }
+        if range.start >= tail_start {
+            let start = (range.start - tail_start) as usize;
+            return Ok(self.tail[start..start + (range.end - range.start) as usize].to_vec());
+        }
+        let passes_left = self.passes_left.checked_sub(1);
+        self.passes_left =
+            passes_left.ok_or("what describes it is spread all over it, as torch never writes it")?;
+        let mut found = Vec::new();
+        self.pass(|at, bytes| found.extend_from_slice(&bytes[overlap(&range, at, bytes.len())]))?;
+        Ok(found)
+    }
+
+    /// The checksums of ranges that lie one after another.
+    pub(crate) fn checksums(&mut self, ranges: &[Range<u64>]) -> Result<Vec<u32>, String> {
+        let mut hashers = vec![crc32fast::Hasher::new(); ranges.len()];
+        let mut first = 0;
+        self.pass(|at, bytes| {
+            while ranges.get(first).is_some_and(|range| range.end <= at) {
+                first += 1;
+            }
+            let end = at + bytes.len() as u64;
+            let touched = ranges[first..].iter().zip(&mut hashers[first..]);
+            for (range, hasher) in touched.take_while(|(range, _)| range.start < end) {
+                hasher.update(&bytes[overlap(range, at, bytes.len())]);
+            }
+        })?;
+        Ok(hashers.into_iter().map(crc32fast::Hasher::finalize).collect())
+    }
+}
+
+/// Which of `len` bytes that begin at `at` are in a range.
+fn overlap(range: &Range<u64>, at: u64, len: usize) -> Range<usize> {
+    let within = |place: u64| place.saturating_sub(at).min(len as u64) as usize;
+    within(range.start)..within(range.end)
 }
 
 #[cfg(test)]
@@ -43,9 +200,9 @@ mod tests {
     fn several_frames_and_several_layers() {
         let zstd = "stream.zstd/1".to_owned();
         let frames = [packed(b"one "), packed(b""), packed(b"two")].concat();
-        assert_eq!(undo(std::slice::from_ref(&zstd), frames.clone(), 100).unwrap(), b"one two");
-        assert_eq!(undo(&[zstd.clone(), zstd.clone()], packed(&frames), 100).unwrap(), b"one two");
-        assert_eq!(undo(&[], b"as it is".to_vec(), 0).unwrap(), b"as it is");
+        assert_eq!(undo(std::slice::from_ref(&zstd), &frames, 100).unwrap(), b"one two");
+        assert_eq!(undo(&[zstd.clone(), zstd.clone()], &packed(&frames), 100).unwrap(), b"one two");
+        assert_eq!(undo(&[], b"as it is", 0).unwrap(), b"as it is");
     }
 
     #[test]
@@ -53,8 +210,17 @@ mod tests {
         let zstd = ["stream.zstd/1".to_owned()];
         let bomb = packed(&vec![0; 10 << 20]);
         assert!(bomb.len() < 10_000);
-        assert!(undo(&zstd, bomb.clone(), 1 << 20).unwrap_err().contains("more than the 1048576 bytes"));
-        assert!(undo(&zstd, bomb[..100].to_vec(), 1 << 30).unwrap_err().contains("cannot decompress"));
-        assert!(undo(&["stream.lz4/1".to_owned()], vec![], 9).unwrap_err().contains("\"stream.lz4/1\""));
+        assert!(undo(&zstd, &bomb, 1 << 20).unwrap_err().contains("more than the 1048576 bytes"));
+        assert!(undo(&zstd, &bomb[..100], 1 << 30).unwrap_err().contains("cannot decompress"));
+        assert!(undo(&["stream.lz4/1".to_owned()], &[], 9).unwrap_err().contains("\"stream.lz4/1\""));
+    }
+
+    #[test]
+    fn ranges_of_portions_are_found() {
+        assert_eq!(overlap(&(10..20), 0, 15), 10..15);
+        assert_eq!(overlap(&(10..20), 15, 15), 0..5);
+        assert_eq!(overlap(&(10..20), 12, 4), 0..4);
+        assert_eq!(overlap(&(10..20), 20, 4), 0..0);
+        assert_eq!(overlap(&(10..20), 0, 5), 5..5);
     }
 }

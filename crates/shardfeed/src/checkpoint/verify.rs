@@ -1,17 +1,16 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use shardfeed_plan::checkpoint::{Cover, StoredChunk, StoredItem, StoredTensor, ZipItem};
+use shardfeed_plan::checkpoint::{Cover, Record, StoredChunk, StoredItem, StoredTensor, ZipItem};
 
 use super::bytes::FileBytes;
 use super::directory::FileFacts;
-use super::locate::{Headers, Reason, Windows, locate, locate_in};
+use super::locate::{Headers, Reason, Windows, locate, locate_by};
 use super::opened::{Found, OpenOptions, implausible};
-use super::options::{DirectIo, ReadProgress, TellProgress};
+use super::options::{DirectIo, TellProgress, Telling};
 use super::read::{OBJECT_BYTES_MAX, compare_crc, decoded_bytes_max};
-use super::undo::undo;
+use super::undo::Unpacked;
 use crate::error::{Error, Result};
 use crate::parallel::{default_threads, map_in_parallel};
 
@@ -166,8 +165,7 @@ struct Verifier<'a> {
     found: &'a Found,
     files: Vec<Result<FileFacts, String>>,
     report: CheckpointReport,
-    done: AtomicU64,
-    progress: Option<&'a TellProgress>,
+    telling: Telling<'a>,
 }
 
 /// An item of a tensor, or of an object.
@@ -195,7 +193,7 @@ impl<'a> Verifier<'a> {
             bytes: found.items().map(|(_, item)| item.length).fold(0, u64::saturating_add),
             ..CheckpointReport::default()
         };
-        Self { found, files: found.look_at_files(), report, done: AtomicU64::new(0), progress }
+        Self { found, files: found.look_at_files(), telling: Telling::new(report.bytes, progress), report }
     }
 
     /// What is there to be looked at.
@@ -323,10 +321,7 @@ impl<'a> Verifier<'a> {
         } else if let Err(problem) = self.look_through(entry, facts, headers, &mut checked) {
             checked.problem = Some(problem);
         }
-        if let Some(progress) = self.progress {
-            let bytes = self.done.fetch_add(entry.item.length, Relaxed) + entry.item.length;
-            progress(ReadProgress { bytes, bytes_total: self.report.bytes, finished: Some(entry.name) });
-        }
+        self.telling.came(entry.item.length, Some(entry.name));
         checked
     }
 
@@ -343,21 +338,27 @@ impl<'a> Verifier<'a> {
         let item = entry.item;
         let range = item.offset..item.offset + item.length;
         if !item.transforms.is_empty() {
-            let bytes = file.read_all(range).map_err(unreadable)?;
             let max =
                 entry.chunk.map_or(OBJECT_BYTES_MAX, |(tensor, chunk)| decoded_bytes_max(tensor, chunk));
-            let bytes = undo(&item.transforms, bytes, max).map_err(layout)?;
-            checked.is_archive = bytes.starts_with(b"PK");
+            let mut unpacked = Unpacked::new(&mut file, range, &item.transforms, max).map_err(layout)?;
+            checked.is_archive = ZipItem::begins(&unpacked.head);
             if let Some((tensor, chunk)) = entry.chunk {
-                locate_in(tensor, chunk, &bytes).map_err(layout)?;
+                let len = unpacked.len;
+                locate_by(tensor, chunk, len, &mut |range| unpacked.read(range)).map_err(layout)?;
             }
-            let read = |range: Range<u64>| Ok(bytes[range.start as usize..range.end as usize].to_vec());
-            checked.has_checksums = check_records(bytes.len() as u64, checked.is_archive, read)?;
+            if !checked.is_archive {
+                return Ok(());
+            }
+            let records =
+                places_of_records(unpacked.len, &mut |range| unpacked.read(range)).map_err(layout)?;
+            let ranges: Vec<Range<u64>> = records.iter().map(|(_, data)| data.clone()).collect();
+            let mut sums = unpacked.checksums(&ranges).map_err(layout)?.into_iter();
+            checked.has_checksums = compare_records(&records, |_| Ok(sums.next().expect("one for each")))?;
             return Ok(());
         }
         let is_archive = {
             let windows = Windows::new(&mut file, range.clone()).map_err(unreadable)?;
-            windows.head.starts_with(b"PK") && !self.found.is_raw
+            ZipItem::begins(&windows.head) && !self.found.is_raw
         };
         checked.is_archive = is_archive;
         if let Some((tensor, chunk)) = entry.chunk {
@@ -370,23 +371,13 @@ impl<'a> Verifier<'a> {
         } else if !is_archive {
             return file.checksum(range).map(drop).map_err(unreadable);
         }
-        let mut windows = Windows::new(&mut file, range.clone()).map_err(unreadable)?;
-        let zip: Result<ZipItem, Reason> =
-            ZipItem::parse(item.length, &mut |range| windows.read(range).map_err(Reason));
-        let zip = zip.map_err(|reason| layout(reason.0))?;
-        let mut records = Vec::new();
-        for record in &zip.records {
-            let data: Result<Range<u64>, Reason> =
-                record.data(&mut |range| windows.read(range).map_err(Reason));
-            records.push((record, data.map_err(|reason| layout(reason.0))?));
-        }
-        checked.has_checksums = true;
-        for (record, data) in records {
-            let found =
-                file.checksum(range.start + data.start..range.start + data.end).map_err(unreadable)?;
-            checked.has_checksums &= record.crc != 0 || record.size == 0;
-            compare_record(&record.name, record.crc, found)?;
-        }
+        let records = {
+            let mut windows = Windows::new(&mut file, range.clone()).map_err(unreadable)?;
+            places_of_records(item.length, &mut |range| windows.read(range)).map_err(layout)?
+        };
+        checked.has_checksums = compare_records(&records, |data| {
+            file.checksum(range.start + data.start..range.start + data.end).map_err(unreadable)
+        })?;
         Ok(())
     }
 
@@ -394,7 +385,7 @@ impl<'a> Verifier<'a> {
         let metadata = &self.found.metadata;
         let mut known: HashSet<String> =
             metadata.files.iter().chain(&self.found.described_by).cloned().collect();
-        let names = self.found.directory.names()?;
+        let names = self.found.directory.names_within()?;
         let is_rank_local = self.found.is_rank_local();
         for name in &names {
             let rank =
@@ -424,22 +415,43 @@ impl<'a> Verifier<'a> {
     }
 }
 
-/// Compares the checksums of an archive in memory. Says whether it has any.
-pub(crate) fn check_records(
+/// Compares the checksums of an archive in memory.
+pub(crate) fn check_records(bytes: &[u8]) -> Result<(), (ProblemKind, String)> {
+    let part = |range: &Range<u64>| &bytes[range.start as usize..range.end as usize];
+    let records = places_of_records(bytes.len() as u64, &mut |range| Ok(part(&range).to_vec()))
+        .map_err(|reason| (ProblemKind::Layout, reason))?;
+    compare_records(&records, |data| Ok(crc32fast::hash(part(data)))).map(drop)
+}
+
+/// The records of an archive, each with where its bytes lie, in that order.
+fn places_of_records(
     len: u64,
-    is_archive: bool,
-    read: impl Fn(Range<u64>) -> Result<Vec<u8>, Reason>,
-) -> Result<bool, (ProblemKind, String)> {
-    if !is_archive {
-        return Ok(false);
+    read: &mut dyn FnMut(Range<u64>) -> Result<Vec<u8>, String>,
+) -> Result<Vec<(Record, Range<u64>)>, String> {
+    let mut read = |range| read(range).map_err(Reason);
+    let zip: Result<ZipItem, Reason> = ZipItem::parse(len, &mut read);
+    let mut records = Vec::new();
+    for record in zip.map_err(|reason| reason.0)?.records {
+        let data: Result<Range<u64>, Reason> = record.data(&mut read);
+        records.push((record, data.map_err(|reason| reason.0)?));
     }
-    let layout = |reason: Reason| (ProblemKind::Layout, reason.0);
-    let zip = ZipItem::parse(len, &mut |range| read(range)).map_err(layout)?;
+    records.sort_by_key(|(_, data)| (data.start, data.end));
+    // A million records of the same bytes would be looked through for days.
+    if let Some(pair) = records.windows(2).find(|pair| pair[0].1.end > pair[1].1.start) {
+        return Err(format!("its records {} and {} share bytes", pair[0].0.name, pair[1].0.name));
+    }
+    Ok(records)
+}
+
+/// Compares checksums, and says whether every record has one.
+fn compare_records(
+    records: &[(Record, Range<u64>)],
+    mut checksum: impl FnMut(&Range<u64>) -> Result<u32, (ProblemKind, String)>,
+) -> Result<bool, (ProblemKind, String)> {
     let mut has_checksums = true;
-    for record in &zip.records {
-        let data = record.data(&mut |range| read(range)).map_err(layout)?;
+    for (record, data) in records {
         has_checksums &= record.crc != 0 || record.size == 0;
-        compare_record(&record.name, record.crc, crc32fast::hash(&read(data).map_err(layout)?))?;
+        compare_record(&record.name, record.crc, checksum(data)?)?;
     }
     Ok(has_checksums)
 }

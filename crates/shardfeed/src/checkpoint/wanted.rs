@@ -134,7 +134,8 @@ impl Checkpoint {
         let is_whole = |cover: Cover| matches!(cover, Cover::Exact | Cover::Overlapping);
         if !is_whole(self.covers[index]) && !is_whole(cover(&wish.sizes, &filled)) {
             return Err(Error::Invalid(format!(
-                "{name}: parts of {ranges:?} are in no chunk that this rank's metadata know; open the checkpoint without naming a rank"
+                "{}: {name}: parts of {ranges:?} are in no chunk that this rank's metadata know; open the checkpoint without naming a rank",
+                self.path().display()
             )));
         }
         Ok(wish.volume() * tensor.dtype.bytes())

@@ -240,6 +240,11 @@ impl TokenLoader {
         }
     }
 
+    /// Ends its threads and lets go of what they prepared. The next batch starts them again.
+    pub fn pause(&mut self) {
+        self.engine = None;
+    }
+
     /// Where the stream stands: what was handed out, never what was prepared.
     pub fn state(&self) -> &StreamState {
         &self.state

@@ -194,6 +194,105 @@ fn files_of_an_unfinished_save_are_found() {
 }
 
 #[test]
+fn files_of_an_unfinished_save_are_found_in_folders_too() {
+    let directory = scratch();
+    good().write(directory.path());
+    std::fs::create_dir_all(directory.path().join("a/b")).unwrap();
+    std::fs::write(directory.path().join("a/b/__7_0.distcp"), b"left").unwrap();
+    std::fs::write(directory.path().join("a/notes.txt"), b"theirs").unwrap();
+    // A link to a folder is not followed: this one never ends.
+    std::os::unix::fs::symlink(directory.path(), directory.path().join("a/again")).unwrap();
+    let problem = only(problems(directory.path()));
+    assert_eq!(about(&problem, &[]), ("__7_0.distcp", "", 0, ProblemKind::OrphanFile));
+    assert_eq!(problem.path, directory.path().join("a/b/__7_0.distcp"));
+}
+
+#[test]
+fn ranks_that_saved_other_things_under_one_name_are_found() {
+    let directory = scratch();
+    for (rank, shape) in [(0, 6), (1, 4)] {
+        let mut writer = Writer::new();
+        let item = Item::row_major(Dtype::Uint8, &[shape], &some_bytes(shape as usize, rank));
+        writer.whole(&format!("__{rank}_0.distcp"), "t", &item);
+        writer.write(directory.path());
+        let own = directory.path().join(format!("__{rank}.metadata"));
+        std::fs::rename(directory.path().join(".metadata"), own).unwrap();
+    }
+    let problem = only(problems(directory.path()));
+    let words = ["this rank saved uint8 of shape [4], and another one uint8 of shape [6]"];
+    assert_eq!(about(&problem, &words), ("__1.metadata", "t", 0, ProblemKind::Metadata));
+}
+
+#[test]
+fn a_part_that_torch_wrote_over_is_found() {
+    // Torch keeps one part under each name of a file as safetensors, whatever the metadata say.
+    let json = r#"{"__metadata__":{"DCP_VERSION":"1.0","DCP_SHARDING_INFO":"{\"t\":{\"saved_offsets\":[2]}}"},"t":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
+    let bytes = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[1, 2]].concat();
+    let mut writer = Writer::new();
+    writer.tensor("t", Dtype::Uint8, &[4]);
+    let place = writer.append(FIRST, &bytes);
+    let place = crate::writer::Place { length: 2, ..place };
+    writer.add_chunk(&[0], &[2], place.clone()).add_chunk(&[2], &[2], place);
+    let problem = only(problems_of(&writer));
+    let words = ["the file holds the part at [2], not the one at [0]: torch kept only the last of several"];
+    assert_eq!(about(&problem, &words), (FIRST, "t", 0, ProblemKind::Layout));
+}
+
+#[test]
+fn a_damaged_header_of_safetensors_that_torch_wrote_is_found() {
+    let directory = copy_of("f11_fs_safetensors");
+    let opened = Checkpoint::open(directory.path()).unwrap();
+    let tensors = opened.tensors().len();
+    let path = opened.files().next().unwrap().0.to_owned();
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[8] = b'[';
+    std::fs::write(&path, bytes).unwrap();
+    let found = problems(directory.path());
+    assert!(!found.is_empty() && found.len() <= tensors, "{found:#?}");
+    for problem in &found {
+        about(problem, &["neither an archive of torch.save nor safetensors"]);
+        assert_eq!((&problem.path, problem.kind), (&path, ProblemKind::Layout));
+    }
+}
+
+#[test]
+fn records_that_share_bytes_are_found() {
+    let item = Item::row_major(Dtype::Uint8, &[40], &some_bytes(40, 1)).placed();
+    let mut writer = Writer::new();
+    writer.tensor("t", Dtype::Uint8, &[40]);
+    let place = writer.append(FIRST, &item.bytes);
+    writer.add_chunk(&[0], &[40], place);
+    // The entry of the directory for the version says that it begins where the elements do.
+    let bytes = writer.files.get_mut(FIRST).unwrap();
+    let entries: Vec<usize> =
+        (0..bytes.len() - 4).filter(|&at| bytes[at..at + 4] == *b"PK\x01\x02").collect();
+    let name = |at: usize| {
+        let len = u16::from_le_bytes([bytes[at + 28], bytes[at + 29]]) as usize;
+        String::from_utf8(bytes[at + 46..at + 46 + len].to_vec()).unwrap()
+    };
+    let of = |end: &str| *entries.iter().find(|&&at| name(at).ends_with(end)).unwrap();
+    let (data, version) = (of("data/0"), of("version"));
+    let copied: Vec<u8> = bytes[data + 42..data + 46].to_vec();
+    bytes[version + 42..version + 46].copy_from_slice(&copied);
+    let problem = only(problems_of(&writer));
+    assert_eq!(about(&problem, &["share bytes"]), (FIRST, "t", 0, ProblemKind::Layout));
+}
+
+#[test]
+fn what_metadata_say_wrongly_is_found_with_the_byte() {
+    let mut writer = good();
+    writer.tensors[1].dtype = crate::writer::Value::Global("torch", "float33");
+    let problem = only(problems_of(&writer));
+    about(&problem, &["byte ", "model.bias: its dtype torch.float33 is not known here"]);
+    let metadata = writer.metadata().pickled(writer.protocol);
+    let byte = problem.reason.strip_prefix("byte ").and_then(|rest| rest.split(':').next());
+    let byte: usize = byte.unwrap().parse().unwrap();
+    // That is where the description is made: after its name, before the dtype.
+    let place = |text: &[u8]| metadata.windows(text.len()).position(|window| window == text).unwrap();
+    assert!((place(b"model.bias")..place(b"float33")).contains(&byte), "byte {byte}");
+}
+
+#[test]
 fn elements_that_no_chunk_holds_are_found() {
     let mut writer = good();
     writer.tensors[0].chunks.remove(1);
@@ -331,7 +430,7 @@ fn a_damaged_safetensors_header_is_found() {
     let path = directory.path().join(name);
     let good = std::fs::read(&path).unwrap();
     for (at, value, word) in
-        [(7, 0x7f, "no safetensors file, or cut short"), (8, b'[', "the header is not as safetensors has it")]
+        [(7, 0x7f, "no safetensors file, or cut short"), (8, b'[', "not as safetensors has it")]
     {
         let mut bytes = good.clone();
         bytes[at] = value;

@@ -1,6 +1,6 @@
 use std::borrow::Cow;
 
-use super::{Global, Id, Node, Object, PickleError};
+use super::{Global, Id, Node, Object, Pickle, PickleError};
 
 /// Values that one pickle may hold, so that a small file cannot become much memory.
 const NODES_MAX: usize = 1 << 27;
@@ -12,6 +12,8 @@ pub(super) struct Machine<'a> {
     /// Where the operation that is being done begins, for errors.
     begin: usize,
     nodes: Vec<Node<'a>>,
+    /// Where the operation began that made each.
+    begins: Vec<u32>,
     stack: Vec<Id>,
     /// How high the stack was at each mark.
     marks: Vec<usize>,
@@ -21,16 +23,18 @@ pub(super) struct Machine<'a> {
 type Step<T = ()> = Result<T, PickleError>;
 
 impl<'a> Machine<'a> {
-    /// The values that a pickle makes, which of them holds the others, and how many bytes it took.
-    pub(super) fn run(bytes: &'a [u8]) -> Step<(Vec<Node<'a>>, Id, usize)> {
-        let (nodes, stack, marks, memo) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut machine = Self { bytes, at: 0, begin: 0, nodes, stack, marks, memo };
+    /// The values that a pickle makes and where each begins, which of them holds the others, and how many bytes it took.
+    pub(super) fn run(bytes: &'a [u8]) -> Step<Pickle<'a>> {
+        let (nodes, begins, stack) = (Vec::new(), Vec::new(), Vec::new());
+        let mut machine =
+            Self { bytes, at: 0, begin: 0, nodes, begins, stack, marks: Vec::new(), memo: Vec::new() };
         loop {
             machine.begin = machine.at;
             let code = machine.byte()?;
             if code == b'.' {
                 let root = machine.pop()?;
-                return Ok((machine.nodes, root, machine.at));
+                let Self { nodes, begins, at: len, .. } = machine;
+                return Ok(Pickle { nodes, begins, root, len });
             }
             machine.step(code)?;
         }
@@ -313,6 +317,8 @@ impl<'a> Machine<'a> {
         }
         self.stack.push(self.nodes.len() as Id);
         self.nodes.push(node);
+        // Of a pickle of more than four gigabytes, which nobody reads here, places further on are not told.
+        self.begins.push(u32::try_from(self.begin).unwrap_or(u32::MAX));
         Ok(())
     }
 

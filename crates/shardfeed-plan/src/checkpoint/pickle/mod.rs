@@ -19,6 +19,7 @@ pub type Id = u32;
 /// All protocols (0 to 5) are read. There is no recursion, and memory is at most some tens of bytes for each byte read.
 pub struct Pickle<'a> {
     nodes: Vec<Node<'a>>,
+    begins: Vec<u32>,
     root: Id,
     /// Bytes up to and with the end mark.
     len: usize,
@@ -94,8 +95,7 @@ pub struct PickleError {
 impl<'a> Pickle<'a> {
     /// Reads one pickle. What follows it is left alone.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, PickleError> {
-        let (nodes, root, len) = Machine::run(bytes)?;
-        Ok(Self { nodes, root, len })
+        Machine::run(bytes)
     }
 
     /// The value that everything else is part of.
@@ -117,6 +117,11 @@ impl<'a> Pickle<'a> {
     /// A value.
     pub fn node(&self, id: Id) -> &Node<'a> {
         &self.nodes[id as usize]
+    }
+
+    /// The byte of the pickle at which it is written.
+    pub fn offset(&self, id: Id) -> usize {
+        self.begins[id as usize] as usize
     }
 
     /// Text, if it is that.
