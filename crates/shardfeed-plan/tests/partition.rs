@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use shardfeed_plan::{
-    Classes, Facts, Owners, Partition, PartitionError, PartitionStrategy, Permutation, Rank, SampleOrder,
-    hash_of_index, hash_of_key, key, mix,
+    Classes, Deals, DealtOrder, Facts, Owners, Partition, PartitionError, PartitionStrategy, Permutation,
+    Rank, SampleOrder, hash_of_index, hash_of_key, key, mix,
 };
 
 /// Samples, each of some class.
@@ -291,8 +291,46 @@ fn golden_values_of_version_1() {
         of(Kind::Stratified, Some(42)),
         [&[12, 0, 16, 3, 13, 11, 1][..], &[5, 19, 7, 4, 9, 15, 18], &[2, 10, 14, 6, 17, 8]]
     );
+    assert_eq!(
+        of(Kind::Keyed, None),
+        [&[2, 3, 8, 9][..], &[0, 1, 4, 5, 12, 13, 14, 15, 16, 17, 18, 19], &[6, 7, 10, 11]]
+    );
+    assert_eq!(
+        of(Kind::Keyed, Some(42)),
+        [&[2, 3, 9, 8][..], &[12, 5, 0, 16, 19, 14, 4, 13, 17, 1, 15, 18], &[10, 7, 6, 11]]
+    );
+    assert_eq!(
+        of(Kind::Adaptive, Some(42)),
+        [&[12, 5, 0, 2, 10, 16, 19][..], &[3, 7, 14, 4, 6, 13, 9], &[17, 11, 8, 1, 15, 18]]
+    );
     let ranges: Vec<Vec<u64>> = parts(&given, Facts::None, Some(42));
     assert_eq!(ranges, [&[17, 16, 13, 18, 19, 12, 15, 14][..], &[1, 0, 2, 4, 3], &[7, 6, 11, 5, 10, 9, 8]]);
+}
+
+#[test]
+fn golden_values_of_samples_that_were_dealt_again() {
+    // Twenty samples, seven, seven and six; the second worker is four times as fast.
+    let mut deals = Deals::new(&[7, 7, 6], 0.1);
+    deals.report(0, 1, 1.0).unwrap();
+    deals.report(1, 4, 4.0).unwrap();
+    deals.report(2, 1, 1.0).unwrap();
+    deals.rebalance().unwrap();
+    let strategy = PartitionStrategy::Adaptive {
+        base_strategy: Box::new(PartitionStrategy::RoundRobin),
+        rebalance_threshold: 0.1,
+    };
+    let partition = Partition::new(&strategy, 20, 3, Some(42), Facts::None).unwrap();
+    let dealt = (0..3).map(|worker| {
+        let order = DealtOrder::new(&partition, 1, deals.assignment(worker).clone()).unwrap();
+        (0..).map_while(|position| order.index(position).map(|(index, _)| index)).collect()
+    });
+    let dealt: Vec<Vec<u64>> = dealt.collect();
+    assert_eq!(dealt, [&[12, 2, 19][..], &[5, 10, 3, 4, 9, 8, 18, 6, 17, 1, 14, 13, 11, 15], &[0, 16, 7]]);
+    let mut all = dealt.concat();
+    all.sort_unstable();
+    assert_eq!(all, (0..20).collect::<Vec<u64>>());
+    let replayed = Deals::replay(&[7, 7, 6], 0.1, deals.made()).unwrap();
+    assert!((0..3).all(|worker| replayed.assignment(worker) == deals.assignment(worker)));
 }
 
 #[test]
