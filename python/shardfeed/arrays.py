@@ -50,7 +50,7 @@ def _pinned_tensors() -> MakeArray:
 
     tensor = _tensors()
     # Fails here where there is nothing to pin memory for, before a batch is taken.
-    torch.empty(1).pin_memory()
+    torch.empty(1, device="cpu").pin_memory()
 
     def pinned(buffer: Any, dtype: str, shape: tuple[int, ...], index: int) -> Any:
         return tensor(buffer, dtype, shape, index).pin_memory()

@@ -1,7 +1,10 @@
 """Which epoch a loop over a DataLoader is, on which all of its workers agree."""
 
 import json
+import os
+import time
 import zlib
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
@@ -10,43 +13,85 @@ import torch
 WORKERS_MAX = 256
 #: Loops that are remembered: one may still be starting while others begin.
 LOOPS_KEPT = 64
+#: Generations whose loops are remembered: workers may still be starting when the next one is told.
+GENERATIONS_KEPT = 4
 #: A state is under 1 KiB.
 STATE_BYTES_MAX = 4096
+#: Writing takes microseconds: who waits this long waits for a process that died while it wrote.
+WRITING_SECONDS_MAX = 5.0
 
 _NAME_BITS = 32
 _EPOCH_MAX = 2**30
+
+# At the start of what is told, before the text: its sequence number, its length and its checksum.
+_HEAD_NUMBERS = 3
+_HEAD_BYTES = 8 * _HEAD_NUMBERS
 
 
 class Loops:
     """Memory that a data set shares with the workers of a DataLoader, whether they are forked or spawned.
 
-    The process that has the DataLoader writes where the next loop begins; workers only write which epoch the loop is that they are in, each
-    into a row of its own, a number at a time, so that nobody ever waits. Workers of one loop were given one seed by the DataLoader: they know
-    each other by it.
+    The process that has the DataLoader, its owner, writes where the next loop begins: each time is a new generation. Workers only write
+    which epoch the loop is that they are in, each into a row of its own, a number at a time, so that nobody ever waits. Workers of one loop
+    were given one seed by the DataLoader: they know each other by it.
+
+    Each process knows the generation that it stands in, which is that of its parent when it was made: what is told while workers start
+    does not reach some of them and not others.
+
+    A copy is another data set, with memory of its own, that goes on after the same epoch: `last` of it was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last: int | None = None) -> None:
         # Each entry: a loop's name, and one more than its epoch. 0: nothing.
-        self._entries = torch.zeros(WORKERS_MAX, LOOPS_KEPT, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._base = torch.zeros(STATE_BYTES_MAX, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        entries = _new_memory(8 * GENERATIONS_KEPT * WORKERS_MAX * LOOPS_KEPT)
+        self._entries = entries.view(torch.int64).view(GENERATIONS_KEPT, WORKERS_MAX, LOOPS_KEPT)
+        self._told = _new_memory(_HEAD_BYTES + STATE_BYTES_MAX)
+        #: The process that has the DataLoader.
+        self.owner = os.getpid()
+        #: What this process has heard of.
+        self.generation = 0
+        if last is not None:
+            # A loop without a name, which nobody joins.
+            self._entries[0, 0, 0] = last + 1
 
-    def begin_at(self, state: dict[str, Any] | None) -> None:
-        """The next loop begins at a state; without one, where the loader of whoever begins it stands. To be called between loops."""
-        text = b"" if state is None else json.dumps(state).encode()
-        if len(text) >= STATE_BYTES_MAX:
+    @property
+    def is_at_home(self) -> bool:
+        """Whether this process is the owner."""
+        return self.owner == os.getpid()
+
+    def begin_at(self, state: dict[str, Any]) -> None:
+        """Loops from the next one on begin at a state. The owner calls it."""
+        text = json.dumps(state).encode()
+        if len(text) > STATE_BYTES_MAX:
             raise ValueError(f"a state of {len(text)} bytes; skip neighbouring steps as one range")
-        self._base.zero_()
-        self._base[: len(text)] = torch.frombuffer(bytearray(text or b"\0"), dtype=torch.uint8)[: len(text)]
-        self._entries.zero_()
+        head = self._head()
+        # Odd while it is written: who reads in the meantime reads again.
+        head[0] += 1
+        self.generation += 1
+        self._entries[self.generation % GENERATIONS_KEPT].zero_()
+        self._told[_HEAD_BYTES : _HEAD_BYTES + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        head[1], head[2] = len(text), zlib.crc32(text)
+        head[0] += 1
 
-    def base(self) -> dict[str, Any] | None:
-        """Where the first loop begins, if that was told."""
-        text = bytes(self._base.numpy()).rstrip(b"\0")
-        return None if not text else dict(json.loads(text))
+    def news(self) -> dict[str, Any] | None:
+        """Where loops begin, if that was told since this process last asked, or was made; it stands in that generation from here on."""
+        give_up = time.monotonic() + WRITING_SECONDS_MAX
+        while True:
+            before, length, checksum = self._head().tolist()
+            if before % 2 == 0:
+                if before // 2 <= self.generation:
+                    return None
+                text = self._told[_HEAD_BYTES : _HEAD_BYTES + length].numpy().tobytes()
+                # The checksum for machines on which another core may see what was written in another order.
+                if int(self._head()[0]) == before and zlib.crc32(text) == checksum:
+                    self.generation = before // 2
+                    return dict(json.loads(text))
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"process {self.owner} began to say where the next loop begins, and never ended; did it die?")
 
     def last_epoch(self) -> int | None:
         """The last epoch that workers began."""
-        return _last_epoch(self._entries)
+        return _last_epoch(self._table())
 
     def join(self, worker: int, seed: int, epoch: int | None, *, first: int = 0) -> int:
         """The epoch of the loop that a worker begins: `epoch` if the worker knows, else that of the others in the loop, else the one
@@ -55,7 +100,7 @@ class Loops:
         if worker >= WORKERS_MAX:
             raise ValueError(f"worker {worker}: a TokenDataset has at most {WORKERS_MAX} of them")
         # Looked at once: between two looks another worker of this loop may have written, and would be taken for a loop before this one.
-        entries = self._entries.clone()
+        entries = self._table().clone()
         # A worker begins each loop once. Meeting the seed again is another loop: of workers that persist, or of a seed that was set again.
         mine = entries[worker].tolist()
         name = _name(seed, 0)
@@ -72,8 +117,37 @@ class Loops:
         if epoch >= _EPOCH_MAX:
             raise ValueError(f"epoch {epoch} is too far")
         oldest = min(range(LOOPS_KEPT), key=lambda at: mine[at] % 2**_NAME_BITS)
-        self._entries[worker, oldest] = name << _NAME_BITS | epoch + 1
+        self._table()[worker, oldest] = name << _NAME_BITS | epoch + 1
         return epoch
+
+    def _head(self) -> torch.Tensor:
+        return self._told[:_HEAD_BYTES].view(torch.int64)
+
+    def _table(self) -> torch.Tensor:
+        """The loops of this process's generation."""
+        return self._entries[self.generation % GENERATIONS_KEPT]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is None:
+            return Loops, (self.last_epoch(),)
+        return _shared, (self._entries, self._told, self.owner, self.generation)
+
+
+def _new_memory(size: int) -> torch.Tensor:
+    """Shared bytes, all of them 0, on no default device: that may be one without memory.
+
+    The system makes them 0. `torch.zeros` and `share_memory_` would have several threads do it, for which a child that was forked waits for
+    ever if its parent had some. What is done with a part of them later is little enough for one thread.
+    """
+    storage = torch.UntypedStorage._new_shared(size, device="cpu")  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+
+
+def _shared(entries: torch.Tensor, told: torch.Tensor, owner: int, generation: int) -> Loops:
+    """In a process that was spawned: the same memory."""
+    loops = Loops.__new__(Loops)
+    loops._entries, loops._told, loops.owner, loops.generation = entries, told, owner, generation
+    return loops
 
 
 def _last_epoch(entries: torch.Tensor) -> int | None:

@@ -89,6 +89,8 @@ class TokenLoader:
         output: Literal["torch", "numpy"] | None = None,
         pin_memory: bool = False,
     ) -> None:
+        _refuse_numbers_out_of(1, 2**32, seq_len=seq_len, global_batch=global_batch)
+        _refuse_numbers_out_of(0, 2**64, seed=seed)
         rank, world_size = find_rank(rank, world_size, mesh)
         self._settings: dict[str, Any] = {
             "source": _paths(source),
@@ -197,6 +199,7 @@ class TokenLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch; within the current one the position stays, since trainers call this after a resume."""
+        _refuse_numbers_out_of(0, 2**64, epoch=epoch)
         self._native_loader().set_epoch(epoch)
 
     def state_dict(self, *, after: Batch | None = None) -> dict[str, Any]:
@@ -241,6 +244,12 @@ class TokenLoader:
         given = {name: value for name, value in self._settings.items() if value is not None}
         given.pop("coordinator", None)  # It may hold a password.
         return f"TokenLoader({given})"
+
+
+def _refuse_numbers_out_of(first: int, end: int, **numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and not first <= number < end:
+            raise ValueError(f"{name} is {number}; it is at least {first}, and less than 2**{end.bit_length() - 1}")
 
 
 def _paths(source: Source) -> str | list[str]:

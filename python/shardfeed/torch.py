@@ -1,7 +1,9 @@
 """`TokenDataset`: the token stream behind torch's DataLoader, torchdata's StatefulDataLoader, Lightning, Accelerate and the Trainer."""
 
+import multiprocessing
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -17,6 +19,12 @@ SECOND_SHARDS = {
     "IterableDatasetShard": "it keeps every n-th batch of what is this rank's already, and loses the others",
     "DataLoaderDispatcher": "it hands rank 0's part out to all ranks, and loses theirs",
 }
+
+#: Wrappers of Accelerate whose loops count epochs by themselves, from 0, and fetch a batch before they hand out the one before it.
+LOOPS_AHEAD = ("DataLoaderShard", "DataLoaderDispatcher", "DataLoaderAdapter")
+
+#: Callers further up have nothing to do with it.
+FRAMES_MAX = 24
 
 
 class TokenDataset(IterableDataset[Batch]):
@@ -34,6 +42,10 @@ class TokenDataset(IterableDataset[Batch]):
     processes. The first loop begins where the data set stands; each one after it is the next epoch, also if the one before was left early
     (nobody tells the workers how far the trainer got), unless `set_epoch` or `load_state_dict` said where it begins. For the state use
     torchdata's StatefulDataLoader, or `state_dict(after=batch)` with the last batch that was trained on.
+
+    `set_epoch`, `load_state_dict` and `skip` count from the next loop on: call them before `iter(DataLoader)`, not while it is being read.
+    A copy, also one that was pickled, is a data set of its own that stands where this one does. With workers, make it in the process that
+    trains, not before that was forked or spawned.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -41,15 +53,41 @@ class TokenDataset(IterableDataset[Batch]):
         self.loader = TokenLoader(*arguments, **settings)
         self._loops = Loops()
         self._turn: _Turn | None = None
+        # Whether somebody between the loader and the trainer holds a batch back.
+        self._is_ahead = False
 
     def __len__(self) -> int:
         """Steps of an epoch, from its start."""
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next loop begins at the start of an epoch; within the current one the position stays."""
+        """The next loop begins at the start of an epoch; within the current one the position stays.
+
+        What Accelerate's loops say by themselves is not listened to: they count from 0, also after a resume.
+        """
+        if _is_called_by_a_loop_ahead():
+            return
+        if get_worker_info() is not None:
+            # Of no concern to the other workers.
+            self.loader.set_epoch(epoch)
+            return
         self._catch_up()
+        if epoch != self.loader.epoch:
+            self._is_ahead = False
         self.loader.set_epoch(epoch)
+        self._loops.begin_at(self.loader.state_dict())
+
+    def skip(self, start: int, stop: int) -> None:
+        """Leaves steps `start` to `stop - 1` of the epoch out in which the next loop begins; see `TokenLoader.skip`.
+
+        With workers the next loop begins an epoch, unless `load_state_dict` said otherwise: after a loss spike that is called first, with
+        a state from before it.
+        """
+        if get_worker_info() is not None:
+            self.loader.skip(start, stop)
+            return
+        self._catch_up()
+        self.loader.skip(start, stop)
         self._loops.begin_at(self.loader.state_dict())
 
     def __iter__(self) -> Iterator[Batch]:
@@ -58,7 +96,10 @@ class TokenDataset(IterableDataset[Batch]):
         worker = get_worker_info()
         if worker is None:
             self._catch_up()
-            return iter(self.loader)
+            self._is_ahead = False
+            is_wrapped = any(frame.f_code.co_qualname.startswith(LOOPS_AHEAD) for frame in _callers())
+            return self._batches_ahead() if is_wrapped else iter(self.loader)
+        _refuse_another_parent(self._loops)
         turn = self._turn_of(worker.id, worker.num_workers)
         turn.begin(self._loops, worker.id, worker.seed - worker.id)
         return turn.batches()
@@ -67,11 +108,20 @@ class TokenDataset(IterableDataset[Batch]):
         """Where the stream stands; with `after`, where it stands once that batch was handed out."""
         if self._turn is not None:
             return self._turn.state_dict()
-        if after is None and get_worker_info() is None and self._loops.last_epoch() is not None:
-            raise RuntimeError(
-                "workers of a DataLoader hand out the batches, and this process does not know how far they are; use torchdata's "
-                "StatefulDataLoader and its state_dict(), or state_dict(after=batch) with the last batch that was trained on"
-            )
+        if after is None and get_worker_info() is None:
+            self._own_loops()
+            if self._loops.last_epoch() is not None:
+                raise RuntimeError(
+                    "workers of a DataLoader hand out the batches, and this process does not know how far they are; use torchdata's "
+                    "StatefulDataLoader and its state_dict(), or state_dict(after=batch) with the last batch that was trained on"
+                )
+            # torchdata is asked by Accelerate, at a time when nothing is held back.
+            if self._is_ahead and not any(frame.f_globals.get("__name__", "").startswith("torchdata.") for frame in _callers()):
+                raise RuntimeError(
+                    "Accelerate fetches a batch before the trainer asks for it, so that the data set is further than the trainer; use "
+                    "state_dict(after=batch) with the last batch that was trained on (batches know their step with "
+                    "DataLoaderConfiguration(dispatch_batches=False))"
+                )
         return self.loader.state_dict(after=after)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -82,7 +132,9 @@ class TokenDataset(IterableDataset[Batch]):
             return
         if "turn" in state:
             raise ValueError("this is the state of one worker of a DataLoader; load it into a StatefulDataLoader")
+        self._own_loops()
         self.loader.load_state_dict(state)
+        self._is_ahead = False
         self._loops.begin_at(self.loader.state_dict())
 
     def _turn_of(self, worker: int, workers: int) -> "_Turn":
@@ -90,17 +142,29 @@ class TokenDataset(IterableDataset[Batch]):
             self._turn = _Turn(self.loader, worker, workers)
         return self._turn
 
+    def _batches_ahead(self) -> Iterator[Batch]:
+        for batch in self.loader:
+            self._is_ahead = True
+            yield batch
+
+    def _own_loops(self) -> None:
+        """In a child that was forked or spawned to train by itself: what it does is no business of its parent's workers."""
+        if get_worker_info() is None and not self._loops.is_at_home:
+            self._loops = Loops(self._loops.last_epoch())
+
     def _catch_up(self) -> None:
         """After loops that workers did, this process's loader goes to the epoch after theirs."""
+        self._own_loops()
         last = self._loops.last_epoch()
         if last is not None:
             self.loader.set_epoch(last + 1)
-            self._loops.begin_at(None)
+            self._loops.begin_at(self.loader.state_dict())
 
     def __getstate__(self) -> dict[str, Any]:
         # On its way to a worker that is spawned: what called whom ends there.
         _refuse_second_shard(self.loader.world_size)
-        return self.__dict__
+        self._own_loops()
+        return self.__dict__.copy()
 
 
 class _Turn:
@@ -113,9 +177,11 @@ class _Turn:
         self.base, self.epoch, self.is_placed = loader.state_dict(), loader.epoch, False
         # Whether `base` was loaded into this worker alone.
         self.is_resumed = False
+        self.is_new = True
 
     def begin(self, loops: Loops, worker: int, seed: int) -> None:
-        told = loops.base()
+        # The first loop is that for which the worker was made, whatever was told since: other workers may not have heard of it.
+        told, self.is_new = None if self.is_new else loops.news(), False
         if self.is_resumed:
             loops.join(worker, seed, self.epoch)
         else:
@@ -150,18 +216,41 @@ class _Turn:
         self.base, self.epoch, self.is_placed, self.is_resumed = state["state"], state["epoch"], state["is_placed"], True
 
 
+def _callers() -> Iterator[FrameType]:
+    """Whoever called into this module, from the nearest on."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(FRAMES_MAX):
+        if frame is None:
+            return
+        if frame.f_globals is not globals():
+            yield frame
+        frame = frame.f_back
+
+
+def _is_called_by_a_loop_ahead() -> bool:
+    """Whether a `set_epoch` comes from a loop, and not from a user: through methods of the same name at most."""
+    caller = next((frame.f_code for frame in _callers() if frame.f_code.co_name != "set_epoch"), None)
+    return caller is not None and caller.co_qualname in [f"{name}.__iter__" for name in LOOPS_AHEAD]
+
+
 def _refuse_second_shard(world_size: int) -> None:
     """Being cut up by a wrapper although every rank has its own part already would lose data without a word."""
     if world_size == 1:
         return
-    frame = sys._getframe(2)
-    for _ in range(24):
+    for frame in _callers():
         name = frame.f_code.co_qualname.split(".")[0]
         if name in SECOND_SHARDS:
             raise RuntimeError(
                 f"{name} divides among ranks what is divided already (world size {world_size}): {SECOND_SHARDS[name]}. Leave the data "
                 "loader out of accelerator.prepare(); with the Trainer, override get_train_dataloader and return it as it is"
             )
-        if frame.f_back is None:
-            return
-        frame = frame.f_back
+
+
+def _refuse_another_parent(loops: Loops) -> None:
+    """Workers of several trainers that share one data set would take each other's loops for their own."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid != loops.owner:
+        raise RuntimeError(
+            f"the data set was made in process {loops.owner}, and process {parent.pid} trains with it; make the TokenDataset in the "
+            "process that trains, or call its load_state_dict or set_epoch there before a DataLoader starts workers"
+        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,28 @@ class RecordingPlanner(DefaultLoadPlanner):
     def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
         self.calls.append(("commit_tensor", read_item.dest_index.fqn))
         super().commit_tensor(read_item, tensor)
+
+
+class MemoryFiles:
+    """A file system of torch's kind that lives in a dictionary."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.opened: list[str] = []
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str, mode: str) -> Iterator[io.BytesIO]:
+        assert mode == "rb"
+        self.opened.append(path)
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        yield io.BytesIO(self.files[path])
+
+    def concat_path(self, path: str, suffix: str) -> str:
+        return f"{path}/{suffix}"
+
+    def init_path(self, path: str) -> str:
+        return str(path)
 
 
 def load_with(reader: Any, state: dict[str, Any], planner: Any = None) -> Outcome:

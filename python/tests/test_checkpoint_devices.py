@@ -6,13 +6,16 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from shardfeed.checkpoint import Reader, _devices, _reader
+from shardfeed.checkpoint import Progress, Reader, _devices, _reader
 from shardfeed.checkpoint._items import StoredPart, Wanted
+from shardfeed.checkpoint._sources import NativePending, NativeSource
 from shardfeed.checkpoint._targets import Route
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 SHAPES = [(7,), (64, 33), (5, 4, 3, 2, 6), (), (1000, 3), (1, 4097), (3, 1, 700)]
 
@@ -85,8 +88,13 @@ def test_what_comes_through_the_ring_is_what_torch_reads(
     # One that is not dense, and one that shares its memory with another: the last in torch's order stays.
     loaded["t1.torch.float32"] = torch.zeros(64, 66)[:, ::2]
     stock = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
-    told = []
-    reader = Reader(tmp_path, progress=lambda progress: told.append((progress.bytes, progress.bytes_total)))
+    told, finished = [], list[str]()
+
+    def tell(progress: Progress) -> None:
+        told.append((progress.bytes, progress.bytes_total))
+        finished.extend(progress.finished)
+
+    reader = Reader(tmp_path, progress=tell)
     dcp.load(loaded, storage_reader=reader, no_dist=True)
     dcp.load(stock, storage_reader=dcp.FileSystemReader(tmp_path), no_dist=True)
     for name, tensor in stock.items():
@@ -94,6 +102,78 @@ def test_what_comes_through_the_ring_is_what_torch_reads(
     assert (reader.staged, reader.fallbacks) == (0, 0)
     total = sum(tensor.nbytes for tensor in saved.values())
     assert told[-1] == (total, total) and told == sorted(told)
+    assert sorted(finished) == sorted(saved), "each name once, with its last piece"
+
+
+@pytest.mark.parametrize(
+    ("options", "parallel", "reads", "threads"),
+    [
+        ({"use_parallel": False}, None, 1, 1),
+        ({"num_workers": 1}, None, 1, 1),
+        ({"num_workers": 6}, None, 2, 3),
+        ({"use_parallel": False}, 4, 2, 2),
+        ({"num_workers": 8}, 2, 2, 1),
+    ],
+    ids=str,
+)
+def test_no_more_threads_read_than_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], parallel: int | None, reads: int, threads: int
+) -> None:
+    saved = {"a": torch.randn(1000, 64)}
+    dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
+    monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
+    monkeypatch.setattr(_reader, "BUFFER_BYTES", 4096)
+    under_way, most, asked = 0, 0, set[int]()
+    start_with, wait = NativeSource.start_with, NativePending.wait
+
+    def noting_start(self: NativeSource, fetches: Sequence[Any], num_workers: int) -> NativePending:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        asked.add(num_workers)
+        return start_with(self, fetches, num_workers)
+
+    def noting_wait(self: NativePending, progress: Any) -> list[bytes]:
+        nonlocal under_way
+        under_way -= 1
+        return wait(self, progress)
+
+    monkeypatch.setattr(NativeSource, "start_with", noting_start)
+    monkeypatch.setattr(NativePending, "wait", noting_wait)
+    reader, planner, state = Reader(tmp_path, **options), DefaultLoadPlanner(), {"a": torch.zeros(1000, 64)}
+    metadata = reader.read_metadata()
+    planner.set_up_planner(state, metadata, True)
+    reader.set_up_storage_reader(metadata, True)
+    plan = planner.create_local_plan()
+    if parallel is None:
+        reader.read_data(plan, planner)
+    else:
+        reader.read_data_parallel(plan, planner, parallel)
+    assert torch.equal(state["a"], saved["a"])
+    assert (most, asked) == (reads, {threads})
+
+
+@pytest.mark.parametrize("staged", ["a", "b", "c"])
+def test_tied_destinations_of_which_one_is_staged_keep_torchs_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staged: str
+) -> None:
+    saved = {name: torch.full((50,), float(index)) for index, name in enumerate("abcd")}
+    dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+
+    def tied() -> dict[str, torch.Tensor]:
+        memory = torch.zeros(50)
+        made = {"a": memory, "b": memory, "c": memory, "d": torch.zeros(50)}
+        return {**made, staged: memory.view(torch.int32)}
+
+    monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
+    monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED if target.dtype is part.dtype else Route.STAGED)
+    loaded, stock = tied(), tied()
+    reader = Reader(tmp_path)
+    dcp.load(loaded, storage_reader=reader, no_dist=True)
+    dcp.load(stock, storage_reader=dcp.FileSystemReader(tmp_path), no_dist=True)
+    assert all(torch.equal(loaded[name], stock[name]) for name in stock)
+    assert reader.staged == 3, "what shares no memory goes straight"
 
 
 def test_a_file_that_is_cut_short_is_named_and_nothing_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

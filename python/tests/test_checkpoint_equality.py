@@ -335,6 +335,18 @@ def test_inference_tensors_are_treated_as_by_torch(tmp_path: Path) -> None:
     assert seen[0] == seen[1] == (True, [0, 1, 2, 3, 4, 5])
 
 
+@pytest.mark.parametrize("planner", [None, RecordingPlanner])
+def test_a_default_device_changes_nothing(tmp_path: Path, planner: Any) -> None:
+    save({"a": torch.arange(6.0), "b": torch.arange(6.0), "c": torch.arange(6.0), "n": 3}, tmp_path)
+    cast = torch.zeros(6, dtype=torch.bfloat16)
+    state = {"a": torch.zeros(6), "b": cast, "c": torch.zeros(6).as_subclass(Doubling), "n": 0}
+    with torch.device("meta"):
+        outcome = load_with(Reader(tmp_path), state, planner and planner())
+    assert outcome.error is None, outcome.error
+    assert state["a"].tolist() == cast.tolist() == [0, 1, 2, 3, 4, 5] and state["n"] == 3
+    assert state["c"].tolist() == [0, 2, 4, 6, 8, 10]
+
+
 def test_a_reader_can_be_used_again_and_reset_to_another_path(tmp_path: Path) -> None:
     save({"a": torch.ones(3)}, tmp_path / "one")
     save({"a": torch.full((3,), 2.0)}, tmp_path / "two")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
 import pickle
 import signal
@@ -9,6 +12,8 @@ import subprocess
 import sys
 import textwrap
 import time
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +22,9 @@ import shardfeed
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from checkpoint_support import RecordingPlanner, load_with, save
+from checkpoint_support import MemoryFiles, RecordingPlanner, load_with, save
 from shardfeed import ShardfeedError
-from shardfeed.checkpoint import Reader, load
+from shardfeed.checkpoint import Reader, inspect, load
 
 # Children import the package that the tests import.
 PACKAGE = str(Path(shardfeed.__file__).parents[1])
@@ -121,6 +126,195 @@ def test_files_outside_of_the_checkpoint_are_not_read(tmp_path: Path) -> None:
     assert "outside of the checkpoint" in str(error)
 
 
+def test_links_to_elsewhere_are_read_if_that_is_allowed(tmp_path: Path) -> None:
+    save({"a": torch.ones(100), "n": 3}, tmp_path / "blobs")
+    (tmp_path / "snapshot").mkdir()
+    for file in (tmp_path / "blobs").iterdir():
+        (tmp_path / "snapshot" / file.name).symlink_to(file)
+    with pytest.raises(ShardfeedError, match="follow_links"):
+        load({"a": torch.zeros(100)}, tmp_path / "snapshot")
+    with pytest.raises(ShardfeedError, match="follow_links"):
+        inspect(tmp_path / "snapshot")
+    state = {"a": torch.zeros(100), "n": 0}
+    load(state, tmp_path / "snapshot", follow_links=True)
+    assert state["a"].sum() == 100 and state["n"] == 3
+    assert list(inspect(tmp_path / "snapshot", follow_links=True)["tensors"]) == ["a"]
+
+
+def flipping() -> Any:
+    """A transform that somebody wrote, and that torch does not know: all bits are the other way round."""
+    extension = pytest.importorskip("torch.distributed.checkpoint._extension", reason="torch has no extensions before 2.7")
+
+    class Flipped(io.RawIOBase):
+        def __init__(self, output: Any) -> None:
+            self.output = output
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            return int(self.output.write(bytes(byte ^ 0xFF for byte in bytes(data))))
+
+    class Flip(extension.StreamTransformExtension):  # type: ignore[name-defined, misc]
+        @staticmethod
+        def registry_name() -> str:
+            return "stream.flip"
+
+        @staticmethod
+        def from_descriptor(version: str) -> Flip:
+            return Flip()
+
+        def get_descriptor(self) -> str:
+            return "stream.flip/1"
+
+        def transform_to(self, output: Any) -> Any:
+            return Flipped(output)
+
+        def transform_from(self, input: Any) -> Any:
+            data = input.read(-1)
+            if data[:1] == b"P":
+                raise zlib.error("it is the right way round")
+            return io.BytesIO(bytes(byte ^ 0xFF for byte in data))
+
+    return Flip
+
+
+def registry_of(transform: Any) -> Any:
+    from torch.distributed.checkpoint._extension import ExtensionRegistry
+
+    registry = ExtensionRegistry()
+    registry.register(transform)
+    return registry
+
+
+def flip_byte(file: Path, place: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[place] ^= 0xFF
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["tensor", "object"])
+def test_a_flipped_byte_is_found_on_request_behind_a_transform(tmp_path: Path, name: str) -> None:
+    flip = flipping()
+    save({"tensor": torch.arange(1000.0), "object": "x" * 4000}, tmp_path, _extensions=[flip()])
+    info = item_of(tmp_path, name)
+    file = tmp_path / info.relative_path
+    options = {"_extension_registry": registry_of(flip), "verify": True}
+    assert load_with(Reader(tmp_path, **options), {"tensor": torch.zeros(1000), "object": ""}).error is None
+    flip_byte(file, info.offset + info.length // 2)
+    error = cause(load_with(Reader(tmp_path, **options), {"tensor": torch.zeros(1000), "object": ""}).error)
+    record = "archive/data/0" if name == "tensor" else "archive/data.pkl"
+    assert isinstance(error, ShardfeedError) and "checksum" in str(error)
+    assert f"{file}: {name} at byte {info.offset}: record {record}" in str(error)
+
+
+@pytest.mark.parametrize("name", ["tensor", "object"])
+def test_a_flipped_byte_is_found_on_request_in_any_file_system(tmp_path: Path, name: str) -> None:
+    save({"tensor": torch.arange(1000.0), "object": "x" * 4000}, tmp_path)
+    info = item_of(tmp_path, name)
+
+    def fs() -> MemoryFiles:
+        return MemoryFiles({f"memory://job/{path.name}": path.read_bytes() for path in tmp_path.iterdir()})
+
+    def make() -> dict[str, Any]:
+        return {"tensor": torch.zeros(1000), "object": ""}
+
+    assert load_with(Reader("memory://job", fs=fs(), verify=True), make()).error is None
+    data = (tmp_path / info.relative_path).read_bytes()
+    # In the middle of a tensor's elements; in an object's text a bit that leaves it text.
+    place = info.offset + info.length // 2 if name == "tensor" else data.index(b"xxxx", info.offset)
+    (tmp_path / info.relative_path).write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    assert load_with(Reader("memory://job", fs=fs()), make()).error is None, "as torch: nobody looks unless asked"
+    error = cause(load_with(Reader("memory://job", fs=fs(), verify=True), make()).error)
+    assert isinstance(error, ShardfeedError) and "checksum" in str(error)
+    assert f"memory://job/{info.relative_path}: {name} at byte {info.offset}: record archive/data" in str(error)
+
+
+def test_items_without_checksums_have_nothing_to_compare(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "testdata" / "checkpoints" / "fixtures" / "f10_nocrc"
+    fs = MemoryFiles({f"memory://job/{file.name}": file.read_bytes() for file in path.iterdir()})
+    state = {"a": torch.zeros(10)}
+    assert load_with(Reader("memory://job", fs=fs, verify=True), state).error is None and state["a"].any()
+
+
+def assert_named(
+    error: BaseException, file: str, name: str, offset: int, kind: type[BaseException], cause_kind: type[BaseException]
+) -> None:
+    assert isinstance(error, kind) and isinstance(error.__cause__, cause_kind), repr(error)
+    assert f"{file}: {name} at byte {offset}" in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error)
+
+
+class Unwell(MemoryFiles):
+    """Opens files, and fails while they are read."""
+
+    def __init__(self, files: dict[str, bytes], error: Exception) -> None:
+        super().__init__(files)
+        self.error = error
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str, mode: str) -> Iterator[io.BytesIO]:
+        with super().create_stream(path, mode) as stream:
+            if path.endswith(".distcp"):
+                raise self.error
+            yield stream
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError("503 slow down"), OSError),
+        (FileNotFoundError("gone"), FileNotFoundError),
+        (PermissionError(errno.EACCES, "no"), PermissionError),
+        (KeyError("bucket"), ShardfeedError),
+    ],
+    ids=repr,
+)
+def test_what_a_file_system_raises_is_told_with_the_item(tmp_path: Path, error: Exception, kind: type[Exception]) -> None:
+    save({"a": torch.randn(100)}, tmp_path)
+    info = item_of(tmp_path, "a")
+    files = {f"memory://job/{path.name}": path.read_bytes() for path in tmp_path.iterdir()}
+    raised = cause(load_with(Reader("memory://job", fs=Unwell(files, error)), {"a": torch.zeros(100)}).error)
+    assert_named(raised, f"memory://job/{info.relative_path}", "a", info.offset, kind, type(error))
+
+
+@pytest.mark.parametrize("planner", [None, RecordingPlanner])
+def test_an_item_that_torch_cannot_make_sense_of_is_named(tmp_path: Path, planner: Any) -> None:
+    save({"a": torch.randn(100), "object": "x" * 100}, tmp_path)
+    for name in ("a", "object"):
+        info = item_of(tmp_path, name)
+        file = tmp_path / info.relative_path
+        whole = file.read_bytes()
+        flip_byte(file, info.offset)
+        fs = MemoryFiles({f"memory://job/{path.name}": path.read_bytes() for path in tmp_path.iterdir()})
+        state = {"a": torch.zeros(100), "object": ""}
+        raised = cause(load_with(Reader("memory://job", fs=fs), state, planner and planner()).error)
+        assert_named(raised, f"memory://job/{info.relative_path}", name, info.offset, ShardfeedError, Exception)
+        if name == "object":
+            raised = cause(load_with(Reader(tmp_path), state, planner and planner()).error)
+            assert_named(raised, str(file), name, info.offset, ShardfeedError, pickle.UnpicklingError)
+        file.write_bytes(whole)
+
+
+def test_what_a_transform_raises_is_told_with_the_item(tmp_path: Path) -> None:
+    flip = flipping()
+    save({"a": torch.randn(100)}, tmp_path, _extensions=[flip()])
+    info = item_of(tmp_path, "a")
+    flip_byte(tmp_path / info.relative_path, info.offset)
+    raised = cause(load_with(Reader(tmp_path, registry_of(flip)), {"a": torch.zeros(100)}).error)
+    assert_named(raised, str(tmp_path / info.relative_path), "a", info.offset, ShardfeedError, zlib.error)
+
+
+def test_tensors_of_a_load_that_failed_count_as_changed(tmp_path: Path) -> None:
+    save({"a": torch.randn(100), "b": torch.randn(100)}, tmp_path, single_file_per_rank=False)
+    os.truncate(tmp_path / item_of(tmp_path, "b").relative_path, 100)
+    state = {"a": torch.zeros(100), "b": torch.zeros(100)}
+    version = state["a"]._version
+    assert load_with(Reader(tmp_path, use_parallel=False), state).error is not None
+    assert state["a"]._version > version
+
+
 def test_unknown_transforms_are_asked_of_torch_and_then_named(tmp_path: Path) -> None:
     save({"a": torch.arange(100.0), "b": 3}, tmp_path)
     path = tmp_path / ".metadata"
@@ -137,27 +331,7 @@ def test_unknown_transforms_are_asked_of_torch_and_then_named(tmp_path: Path) ->
     error = cause(load_with(Reader(tmp_path), {"a": torch.zeros(100), "b": 0}).error)
     assert isinstance(error, ValueError) and "stream.flip" in str(error) and str(file) in str(error)
 
-    extension = pytest.importorskip("torch.distributed.checkpoint._extension", reason="torch has no extensions before 2.7")
-    import io
-
-    class Flip(extension.StreamTransformExtension):  # type: ignore[name-defined, misc]
-        @staticmethod
-        def registry_name() -> str:
-            return "stream.flip"
-
-        @staticmethod
-        def from_descriptor(version: str) -> Flip:
-            return Flip()
-
-        def get_descriptor(self) -> str:
-            return "stream.flip/1"
-
-        def transform_to(self, output: Any) -> Any:
-            raise NotImplementedError
-
-        def transform_from(self, input: Any) -> Any:
-            return io.BytesIO(bytes(byte ^ 0xFF for byte in input.read(-1)))
-
+    Flip = flipping()
     reader, state = Reader(tmp_path), {"a": torch.zeros(100), "b": 0}
     reader.transforms.extension_registry.register(Flip)
     outcome = load_with(reader, state)

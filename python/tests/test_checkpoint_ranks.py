@@ -151,6 +151,9 @@ def save_apart(rank: int, root: str) -> None:
     dcp.load(torchs, storage_reader=FileSystemReader(path))
     dcp.load(ours, storage_reader=Reader(path))
     assert ours["n"] == torchs["n"] == rank and torch.equal(ours["a"], torchs["a"])
+    alone = {"a": torch.zeros(3), "n": -1}
+    load(alone, path)
+    assert alone["n"] == rank and torch.equal(alone["a"], torchs["a"])
     dist.destroy_process_group()
 
 

@@ -1,11 +1,14 @@
 """Which epoch a loop is: workers that begin it in any order, at once, or late, agree."""
 
+import copy
 import itertools
+import pickle
 import random
 import threading
+from collections.abc import Callable
 
 import pytest
-from shardfeed.loops import LOOPS_KEPT, WORKERS_MAX, Loops
+from shardfeed.loops import LOOPS_KEPT, WORKERS_MAX, Loops, _shared
 
 
 def test_workers_agree_in_any_order() -> None:
@@ -50,16 +53,78 @@ def test_workers_that_begin_at_once_agree() -> None:
         assert joined == [loop] * 4
 
 
-def test_what_a_worker_knows_counts_and_what_was_told_begins_anew() -> None:
+def as_seen_by_a_child(loops: Loops) -> Loops:
+    """The same memory, and what was known when the child was made."""
+    return _shared(loops._entries, loops._told, loops.owner, loops.generation)
+
+
+def test_what_a_worker_knows_counts() -> None:
     loops = Loops()
-    assert loops.base() is None and loops.last_epoch() is None
+    assert loops.last_epoch() is None
     assert loops.join(0, 1, 12) == 12
     assert loops.join(1, 1, None) == 12
+
+
+def test_what_is_told_reaches_a_child_once_and_begins_anew() -> None:
+    loops = Loops()
+    assert loops.join(0, 1, 12) == 12
+    before = as_seen_by_a_child(loops)
+    assert before.news() is None
     loops.begin_at({"epoch": 3, "position": 40})
-    assert loops.base() == {"epoch": 3, "position": 40} and loops.last_epoch() is None
-    assert loops.join(0, 1, None, first=3) == 3
-    loops.begin_at(None)
-    assert loops.base() is None
+    assert loops.last_epoch() is None and loops.news() is None
+    assert before.last_epoch() == 12, "it has not heard of it yet"
+    assert before.news() == {"epoch": 3, "position": 40} and before.last_epoch() is None
+    assert before.news() is None
+    assert before.join(0, 1, None, first=3) == 3 and loops.last_epoch() == 3
+    assert as_seen_by_a_child(loops).news() is None, "it was made after that"
+
+
+def test_workers_that_start_while_something_is_told_still_agree() -> None:
+    loops = Loops()
+    assert loops.join(0, 1, None) == 0
+    first, second = as_seen_by_a_child(loops), as_seen_by_a_child(loops)
+    assert first.join(0, 2, None) == 1
+    loops.begin_at({"epoch": 7})
+    assert second.join(1, 2, None) == 1
+
+
+def test_who_reads_while_something_is_written_reads_all_of_it_or_nothing() -> None:
+    loops = Loops()
+    child, told = as_seen_by_a_child(loops), []
+    states = [{"epoch": number, "skipped": [number] * (number % 500)} for number in range(2000)]
+
+    def listen() -> None:
+        while not told or told[-1] != states[-1]:
+            news = child.news()
+            if news is not None:
+                told.append(news)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    for state in states:
+        loops.begin_at(state)
+    thread.join()
+    assert all(state == states[state["epoch"]] for state in told)
+
+
+def test_a_writer_that_died_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardfeed.loops.WRITING_SECONDS_MAX", 0.01)
+    loops = Loops()
+    child = as_seen_by_a_child(loops)
+    loops._head()[0] += 1
+    with pytest.raises(RuntimeError, match=f"process {loops.owner} began to say"):
+        child.news()
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda loops: pickle.loads(pickle.dumps(loops))], ids=["deepcopy", "pickle"])
+def test_a_copy_has_memory_of_its_own_and_goes_on_after_the_same_epoch(how: Callable[[Loops], Loops]) -> None:
+    loops = Loops()
+    loops.join(0, 1, 4)
+    other = how(loops)
+    assert other._entries.is_shared() and other._told.is_shared() and other.last_epoch() == 4
+    assert other.join(0, 2, None) == 5
+    other.begin_at({"epoch": 1})
+    assert loops.last_epoch() == 4 and as_seen_by_a_child(loops).news() is None
 
 
 def test_too_many_workers_and_too_long_a_state_are_refused() -> None:

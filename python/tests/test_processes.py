@@ -1,5 +1,7 @@
 """Forks, spawned children, workers of a DataLoader, signals, and the end of the interpreter."""
 
+import copy
+import functools
 import gc
 import multiprocessing
 import os
@@ -9,7 +11,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +68,16 @@ def test_without_workers_too(data: str) -> None:
     assert len(DataLoader(dataset, batch_size=None)) == len(dataset) == len(dataset.loader)
 
 
+def test_a_default_device_changes_nothing(data: str) -> None:
+    expected = steps(TokenLoader(data, **SETTINGS))
+    with torch.device("meta"):
+        dataset = TokenDataset(data, **SETTINGS)
+        assert steps(dataset) == expected
+        dataset.set_epoch(0)
+    # Torch's DataLoader itself cannot start workers there.
+    assert steps(DataLoader(dataset, batch_size=None, num_workers=2, timeout=SECONDS_MAX)) == expected
+
+
 @pytest.mark.parametrize("persist", [False, True])
 def test_a_loop_that_was_left_early_is_followed_by_the_next_epoch_or_by_what_was_asked_for(data: str, persist: bool) -> None:
     one = TokenLoader(data, **SETTINGS)
@@ -85,6 +99,138 @@ def test_a_loop_that_was_left_early_is_followed_by_the_next_epoch_or_by_what_was
     dataset.set_epoch(1)
     assert steps(loader) == epochs[1]
     assert steps(loader) == epochs[2]
+
+
+def wait_in_worker_one(event: Any, worker: int) -> None:
+    assert worker != 1 or event.wait(SECONDS_MAX)
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_what_is_told_while_workers_start_counts_from_the_next_loop_on(data: str, way: str) -> None:
+    one = TokenLoader(data, **SETTINGS)
+    epochs = [steps(one) for _ in range(4)]
+    resumed = TokenLoader(data, **SETTINGS)
+    resumed.set_epoch(3)
+    next(iter(resumed))
+    context = multiprocessing.get_context(way)
+    event = context.Event()
+    dataset = TokenDataset(data, **SETTINGS)
+    loader = DataLoader(
+        dataset, batch_size=None, num_workers=2, persistent_workers=True, multiprocessing_context=context, timeout=SECONDS_MAX,
+        worker_init_fn=functools.partial(wait_in_worker_one, event),
+    )  # fmt: skip
+    iterator = iter(loader)
+    taken = [next(iterator)]
+    # One worker has begun, the other has not.
+    dataset.load_state_dict(resumed.state_dict())
+    event.set()
+    assert steps([*taken, *iterator]) == epochs[0]
+    assert steps(loader) == epochs[3][1:]
+
+
+def test_a_later_loop_is_not_torn_by_what_is_told_while_its_workers_start(data: str) -> None:
+    one = TokenLoader(data, **SETTINGS)
+    epochs = [steps(one) for _ in range(2)]
+    event = multiprocessing.get_context("fork").Event()
+    event.set()
+    dataset = TokenDataset(data, **SETTINGS)
+    loader = DataLoader(
+        dataset, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=SECONDS_MAX,
+        worker_init_fn=functools.partial(wait_in_worker_one, event),
+    )  # fmt: skip
+    assert steps(loader) == epochs[0]
+    event.clear()
+    iterator = iter(loader)
+    taken = [next(iterator)]
+    dataset.set_epoch(0)
+    event.set()
+    assert steps([*taken, *iterator]) == epochs[1]
+    assert steps(loader) == epochs[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_steps_that_are_skipped_are_skipped_by_workers(data: str, workers: int) -> None:
+    one = TokenLoader(data, **SETTINGS)
+    epochs = [steps(one) for _ in range(3)]
+    for skip in (TokenDataset.skip, lambda dataset, start, stop: dataset.loader.skip(start, stop)):
+        dataset = TokenDataset(data, **SETTINGS)
+        dataset.set_epoch(1)
+        skip(dataset, 2, 5)
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+        assert steps(loader) == epochs[1][:2] + epochs[1][5:]
+        assert steps(loader) == epochs[2]
+    # Workers that persist hear of it before their next loop.
+    dataset.set_epoch(1)
+    dataset.skip(0, 7)
+    assert steps(loader) == epochs[1][7:]
+    batch = next(iter(loader))
+    assert (batch.epoch, batch.step) == (2, 0)
+    dataset.load_state_dict(dataset.state_dict(after=batch))
+    dataset.skip(4, 6)
+    assert steps(loader) == epochs[2][1:4] + epochs[2][6:]
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))], ids=["deepcopy", "pickle"])
+def test_a_copy_of_a_data_set_goes_on_by_itself(data: str, how: Callable[[TokenDataset], TokenDataset]) -> None:
+    one = TokenLoader(data, **SETTINGS)
+    epochs = [steps(one) for _ in range(3)]
+    dataset = TokenDataset(data, **SETTINGS)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, timeout=SECONDS_MAX)
+    assert steps(loader) == epochs[0]
+    of_copy = DataLoader(how(dataset), batch_size=None, num_workers=2, timeout=SECONDS_MAX)
+    assert steps(of_copy) == epochs[1] and steps(of_copy) == epochs[2]
+    assert steps(loader) == epochs[1]
+
+
+def train_in_child(dataset: TokenDataset, way: str, state: dict[str, Any] | None, told: Any) -> None:
+    try:
+        if state is not None:
+            dataset.load_state_dict(state)
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=way, timeout=SECONDS_MAX)
+        told.put([(batch.epoch, batch.step) for _ in range(2) for batch in loader])
+    except Exception as error:
+        # Nobody waits for an answer that does not come.
+        told.put(f"{type(error).__name__}: {error}")
+
+
+def in_trainers(way: str, *arguments: Any) -> list[Any]:
+    """Two processes that are children of this one train at the same time."""
+    context = multiprocessing.get_context(way)
+    told = context.Queue()
+    trainers = [context.Process(target=train_in_child, args=(*arguments, told)) for _ in range(2)]
+    for trainer in trainers:
+        trainer.start()
+    try:
+        answers = [told.get(timeout=SECONDS_MAX) for _ in trainers]
+    finally:
+        for trainer in trainers:
+            trainer.join(SECONDS_MAX)
+            trainer.kill()
+    return answers
+
+
+@pytest.mark.parametrize(("way", "way_of_workers"), [("spawn", "spawn"), ("spawn", "forkserver"), ("fork", "spawn")])
+def test_trainers_that_were_given_one_data_set_do_not_disturb_each_other(data: str, way: str, way_of_workers: str) -> None:
+    dataset = TokenDataset(data, **SETTINGS)
+    expected = [(epoch, step) for epoch in range(2) for step in range(len(dataset))]
+    assert in_trainers(way, dataset, way_of_workers, None) == [expected] * 2
+    assert [batch.epoch for batch in dataset] == [0] * len(dataset), "nor this process"
+
+
+@pytest.mark.parametrize("way", ["spawn", "fork"])
+def test_a_trainer_that_loads_a_state_takes_the_data_set_over(data: str, way: str) -> None:
+    dataset = TokenDataset(data, **SETTINGS)
+    batch = next(iter(TokenLoader(data, **SETTINGS)))
+    state = dataset.state_dict(after=batch)
+    expected = [(epoch, step) for epoch in range(2) for step in range(len(dataset))][1:]
+    assert in_trainers(way, dataset, "fork", state) == [expected] * 2
+    assert [batch.epoch for batch in dataset] == [0] * len(dataset)
+
+
+def test_workers_of_a_trainer_that_did_not_make_the_data_set_say_so(data: str) -> None:
+    dataset = TokenDataset(data, **SETTINGS)
+    for answer in in_trainers("fork", dataset, "fork", None):
+        assert f"the data set was made in process {os.getpid()}" in answer and "in the process that trains" in answer
 
 
 def test_without_workers_a_loop_goes_on_after_those_of_workers(data: str) -> None:
@@ -127,6 +273,70 @@ def test_a_stateful_data_loader_continues(data: str, workers: int) -> None:
         again.load_state_dict(state)  # type: ignore[attr-defined]
         assert steps(again) == whole[stop:], f"after {stop} steps"
         assert steps(again) == after, f"the epoch after, after {stop} steps"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dispatch", [None, False])
+def test_a_data_set_that_accelerate_prepared_resumes_and_counts_epochs_by_itself(data: str, workers: int, dispatch: bool | None) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    one = TokenLoader(data, **SETTINGS)
+    epochs = [steps(one) for _ in range(4)]
+    stood = TokenLoader(data, **SETTINGS)
+    stood.set_epoch(1)
+    batch = [batch for batch, _ in zip(stood, range(5), strict=False)][-1]
+    settings = accelerate.utils.DataLoaderConfiguration(dispatch_batches=dispatch)
+    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=settings)
+    dataset = TokenDataset(data, **SETTINGS)
+    dataset.load_state_dict(stood.state_dict(after=batch))
+    prepared = accelerator.prepare(DataLoader(dataset, batch_size=None, num_workers=workers, timeout=SECONDS_MAX if workers else 0))
+    assert steps(prepared) == epochs[1][5:]
+    assert steps(prepared) == epochs[2]
+    prepared.set_epoch(1)
+    assert steps(prepared) == epochs[1], "a user is listened to"
+    assert steps(prepared) == epochs[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_under_accelerate_the_state_is_asked_for_by_batch(data: str, workers: int) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    whole = steps(TokenLoader(data, **SETTINGS))
+    settings = accelerate.utils.DataLoaderConfiguration(dispatch_batches=False)
+    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=settings)
+    dataset = TokenDataset(data, **SETTINGS)
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+    for batch in accelerator.prepare(loader):
+        if batch.step == 3:
+            break
+    with pytest.raises(RuntimeError, match="after=batch"):
+        dataset.state_dict()
+    dataset.load_state_dict(dataset.state_dict(after=batch))
+    assert dataset.state_dict() == dataset.state_dict(after=batch)
+    assert steps(loader) == whole[4:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_accelerate_with_a_stateful_data_loader_keeps_the_state(data: str, workers: int) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    pytest.importorskip("torchdata.stateful_dataloader")
+    whole = steps(TokenLoader(data, **SETTINGS))
+    settings = accelerate.utils.DataLoaderConfiguration(dispatch_batches=False, use_stateful_dataloader=True)
+    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=settings)
+    first, second = (
+        accelerator.prepare(DataLoader(TokenDataset(data, **SETTINGS), batch_size=None, num_workers=workers)) for _ in range(2)
+    )
+    for batch in first:
+        if batch.step == 3:
+            state = first.state_dict()
+            break
+    second.load_state_dict(state)
+    assert steps(second) == whole[4:]
+
+
+def test_batches_that_accelerate_dispatched_say_how_to_keep_what_they_know(data: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    prepared = accelerate.Accelerator(cpu=True).prepare(DataLoader(TokenDataset(data, **SETTINGS), batch_size=None))
+    with pytest.raises(AttributeError, match=r"DataLoaderConfiguration\(dispatch_batches=False\)"):
+        next(iter(prepared)).step  # noqa: B018
 
 
 def test_a_wrapper_that_divides_again_is_refused(data: str) -> None:

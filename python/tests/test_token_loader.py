@@ -235,3 +235,18 @@ def test_importing_needs_nothing_else() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert shardfeed.__version__
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "least"),
+    [("seq_len", -1, 1), ("seq_len", 0, 1), ("global_batch", 0, 1), ("global_batch", -1, 1), ("seed", -1, 0), ("seed", 2**64, 0)],
+)
+def test_a_number_that_cannot_be_is_refused_by_name(data: str, name: str, number: int, least: int) -> None:
+    with pytest.raises(ValueError, match=rf"{name} is {number}; it is at least {least}, and less than 2\*\*"):
+        TokenLoader(data, **{"seq_len": 32, "global_batch": 8, name: number})
+
+
+def test_an_epoch_that_cannot_be_is_refused_by_name(data: str) -> None:
+    loader = TokenLoader(data, seq_len=32, global_batch=8)
+    with pytest.raises(ValueError, match="epoch is -1; it is at least 0"):
+        loader.set_epoch(-1)

@@ -51,7 +51,7 @@ class CudaLane:
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def buffer(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def copy(self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
         with torch.cuda.stream(self._stream):
@@ -76,30 +76,34 @@ def read_through_ring(
     tell: Callable[[int, list[str]], None],
     *,
     workers: int | None = None,
+    reads_max: int | None = None,
     buffer_bytes: int = BUFFER_BYTES,
     buffers: int = BUFFERS,
 ) -> None:
     """Reads parts of items into tensors of a lane's device, in their order: where tensors share memory, the last one stays.
 
-    `start(fetches, workers)` begins a read into memory; several are under way at a time, and share the threads. `tell` hears of the bytes
-    that are on their way to the device, and of the names of tensors that are complete.
+    `start(fetches, workers)` begins a read into memory; several are under way at a time, at most `reads_max` of them, and share the
+    threads. `tell` hears of the bytes that are on their way to the device, and of the names of items that are complete.
     """
     workers = max(1, (workers or os.cpu_count() or 1) // 2)
+    reads_max = buffers if reads_max is None else reads_max
     fills = _fills(pieces, buffer_bytes)
     free: collections.deque[tuple[torch.Tensor, Callable[[], None]]] = collections.deque()
     made = 0
-    under_way: collections.deque[tuple[torch.Tensor, list[Piece], list[torch.Tensor], Pending]] = collections.deque()
+    under_way: collections.deque[tuple[torch.Tensor, _Fill, list[torch.Tensor], Pending]] = collections.deque()
 
     def hand_over() -> None:
         buffer, fill, staging, pending = under_way[0]
         pending.wait(None)
         under_way.popleft()
-        copied = lane.copy([(target, staged) for (_, target), staged in zip(fill, staging, strict=True)])
+        copied = lane.copy([(target, staged) for (_, target), staged in zip(fill.pieces, staging, strict=True)])
         free.append((buffer, copied))
-        tell(sum(_part_bytes(wanted) for wanted, _ in fill), [wanted.name for wanted, _ in fill])
+        tell(sum(_part_bytes(wanted) for wanted, _ in fill.pieces), fill.complete)
 
     try:
         for fill in fills:
+            while len(under_way) >= reads_max:
+                hand_over()
             if not free and made < buffers:
                 # Pinned one by one, while the first are at work.
                 free.append((lane.buffer(buffer_bytes), _nothing))
@@ -110,8 +114,8 @@ def read_through_ring(
                     hand_over()
             buffer, is_empty = free.popleft()
             is_empty()
-            staging = _cut(buffer, fill)
-            fetches: list[Fetch] = [(wanted, staged) for (wanted, _), staged in zip(fill, staging, strict=True)]
+            staging = _cut(buffer, fill.pieces)
+            fetches: list[Fetch] = [(wanted, staged) for (wanted, _), staged in zip(fill.pieces, staging, strict=True)]
             under_way.append((buffer, fill, staging, start(fetches, workers)))
         while under_way:
             hand_over()
@@ -125,19 +129,26 @@ def _nothing() -> None:
     pass
 
 
-def _fills(pieces: Iterable[Piece], bytes_max: int) -> Iterator[list[Piece]]:
-    """Pieces that go into one buffer together."""
-    fill: list[Piece] = []
-    used = 0
+@dataclasses.dataclass
+class _Fill:
+    """Pieces that go into one buffer together, and the names of items of which the last piece is among them."""
+
+    pieces: list[Piece] = dataclasses.field(default_factory=list)
+    complete: list[str] = dataclasses.field(default_factory=list)
+
+
+def _fills(pieces: Iterable[Piece], bytes_max: int) -> Iterator[_Fill]:
+    fill, used = _Fill(), 0
     for wanted, target in pieces:
         for slab in slabs(wanted, target, bytes_max):
             size = _room(_part_bytes(slab[0]))
-            if fill and used + size > bytes_max:
+            if fill.pieces and used + size > bytes_max:
                 yield fill
-                fill, used = [], 0
-            fill.append(slab)
+                fill, used = _Fill(), 0
+            fill.pieces.append(slab)
             used += size
-    if fill:
+        fill.complete.append(wanted.name)
+    if fill.pieces:
         yield fill
 
 

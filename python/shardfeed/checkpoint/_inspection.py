@@ -58,7 +58,7 @@ class Inspection(TypedDict):
     totals: Totals
 
 
-def inspect(path: str | os.PathLike[str]) -> Inspection:
+def inspect(path: str | os.PathLike[str], *, follow_links: bool = False) -> Inspection:
     """What a checkpoint holds: tensors with their types and shapes, other objects, files. Only metadata are read, and nothing in them runs.
 
     `path` is a directory with `.metadata` and `*.distcp`, or with safetensors files. Torch is not needed::
@@ -67,9 +67,10 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         for name, tensor in found["tensors"].items():
             print(name, tensor["dtype"], tensor["shape"])
 
-    A file that is missing or too short for what it should hold is an error that names it.
+    A file that is missing or too short for what it should hold is an error that names it, and so is a link to somewhere else unless
+    `follow_links` allows it.
     """
-    described = _native.describe_checkpoint(os.fspath(path))
+    described = _native.describe_checkpoint(os.fspath(path), follow_links=follow_links)
     tensors: dict[str, StoredTensor] = {tensor.pop("name"): tensor for tensor in described["tensors"]}
     objects: dict[str, StoredObject] = {stored.pop("name"): stored for stored in described["objects"]}
     files: dict[str, int] = dict(described["files"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
@@ -24,6 +26,7 @@ def load(
     verify: bool = False,
     memory_budget: int | None = None,
     progress: TellProgress | bool | None = None,
+    follow_links: bool = False,
     fs: Any = None,
 ) -> None:
     """Fills a state dict from a checkpoint, in place, as `torch.distributed.checkpoint.load` does in a process of its own.
@@ -37,13 +40,14 @@ def load(
 
     Objects that are no tensors are unpickled by torch, as with its own reader: load checkpoints of people you trust.
     """
-    reader = Reader(
+    reader = _RankReader(
         path,
         use_parallel=use_parallel,
         num_workers=num_workers,
         verify=verify,
         memory_budget=memory_budget,
         progress=progress,
+        follow_links=follow_links,
         fs=fs,
     )
     # As torch has it: sorted, and with the state of what has one in its place.
@@ -60,6 +64,22 @@ def load(
             value.load_state_dict(loaded[key])
         else:
             state_dict[key] = loaded[key]
+
+
+class _RankReader(Reader):
+    """Torch, which was told that there is no process group, takes every rank for the first one."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return super().read_metadata(*args, **_with_rank(kwargs))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **_with_rank(kwargs))
+
+
+def _with_rank(asked: dict[str, Any]) -> dict[str, Any]:
+    if asked.get("rank") is not None and dist.is_available() and dist.is_initialized():
+        return {**asked, "rank": dist.get_rank()}
+    return asked
 
 
 def _cause(failed: CheckpointException) -> BaseException:

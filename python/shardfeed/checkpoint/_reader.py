@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,11 +18,12 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from shardfeed._native import ShardfeedError
+from shardfeed.checkpoint._archives import wrong_record
 from shardfeed.checkpoint._devices import BUFFER_BYTES, BUFFERS, CudaLane, read_through_ring
 from shardfeed.checkpoint._items import Wanted, wanted_in_order
 from shardfeed.checkpoint._metadata import parse_metadata
 from shardfeed.checkpoint._progress import Bar, TellProgress, Tracker
-from shardfeed.checkpoint._sources import NativeSource, Pending, Source, StreamSource
+from shardfeed.checkpoint._sources import NativeSource, Pending, Source, StreamSource, place_of
 from shardfeed.checkpoint._targets import Route, bump_versions, meets_any, route_of, staging_for
 
 # What of a planner must be torch's own, so that it does not matter when and in which order it is asked.
@@ -39,12 +41,13 @@ class Reader(FileSystemReader):
 
         dcp.load(state, storage_reader=Reader("checkpoints/step-1000"))
 
-    `path`: the directory of the checkpoint.
+    `path`: the directory of the checkpoint. `_extension_registry`: as torch's own takes it, for transforms of your own.
     `use_parallel`: several threads; otherwise one item after another.
     `num_workers`: how many threads; chosen by cores, work and memory if nobody says.
     `verify`: compare the checksums that were stored with the items, and raise if anything differs. Torch never does.
     `memory_budget`: bytes that may be held besides the tensors; four fifths of what is available if nobody says.
     `progress`: called with a `Progress` now and then, on the thread that loads; `True` for a bar on the terminal.
+    `follow_links`: read files that are links to somewhere else, as those of Hugging Face's cache are; otherwise they are refused.
     `fs`: a file system, an object with the methods of torch's `FileSystemBase`, to read through, in threads.
 
     Metadata are read by a parser that runs nothing. Bytes go straight into the tensors of the state dict where they can; with a
@@ -52,25 +55,28 @@ class Reader(FileSystemReader):
     one in torch's order. What only torch can make sense of (quantized types, tensor subclasses, transforms that are not zstd) is read
     by us and made by torch; `fallbacks` counts those tensors.
 
-    A load that fails raises, and names every file, item and offset that failed; tensors may be filled in part then.
+    A load that fails raises, and names the files, items and offsets that failed until it was ended; tensors may be filled in part then.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
+        _extension_registry: Any = None,
         *,
         use_parallel: bool = True,
         num_workers: int | None = None,
         verify: bool = False,
         memory_budget: int | None = None,
         progress: TellProgress | bool | None = None,
+        follow_links: bool = False,
         fs: Any = None,
     ) -> None:
         if num_workers is not None and num_workers < 1:
             raise ValueError(f"num_workers is {num_workers}, and nobody can read with less than 1")
         if memory_budget is not None and memory_budget < 1:
             raise ValueError(f"memory_budget is {memory_budget} bytes, and nothing can be read with less than 1")
-        super().__init__(path)
+        # Torch before 2.7 takes none.
+        super().__init__(path, *([] if _extension_registry is None else [_extension_registry]))
         if fs is not None:
             self.fs = fs
             self.path = fs.init_path(path) if hasattr(fs, "init_path") else path
@@ -79,6 +85,7 @@ class Reader(FileSystemReader):
         self.verify = verify
         self.memory_budget = memory_budget
         self.progress = progress
+        self.follow_links = follow_links
         # Tensors of the last load that torch made from an item's bytes, since native code could not.
         self.fallbacks = 0
         # Tensors of the last load that went through memory in between.
@@ -122,10 +129,10 @@ class Reader(FileSystemReader):
         self.fallbacks, self.staged = 0, 0
         wanted = wanted_in_order(plan.items, self.storage_data, self._state_dict_metadata)
         tell = Bar() if self.progress is True else self.progress or None
-        tracker = Tracker(tell, sum(_bytes(item) for item in wanted))
+        tracker = Tracker(tell, sum(_bytes(item) for item in wanted), (item.name for item in wanted))
         source = self._source(use_parallel, num_workers)
         if source.fills_tensors and _is_stock(planner):
-            self._read_at_once(wanted, planner, source, tracker)
+            self._read_at_once(wanted, planner, source, tracker, num_workers if use_parallel else 1)
         else:
             self._read_in_order([Entry(item) for item in wanted], planner, source, tracker)
         tracker.complete()
@@ -143,12 +150,13 @@ class Reader(FileSystemReader):
             num_workers=num_workers,
             verify=self.verify,
             memory_budget=self.memory_budget,
+            follow_links=self.follow_links,
         )
 
-    def _read_at_once(self, wanted: list[Wanted], planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
+    def _read_at_once(self, wanted: list[Wanted], planner: LoadPlanner, source: Source, tracker: Tracker, num_workers: int | None) -> None:
         """All targets are found first; what can go straight into them does, and the rest follows in order."""
-        direct: list[tuple[Wanted, torch.Tensor]] = []
-        pinned: dict[torch.device, list[tuple[Wanted, torch.Tensor]]] = {}
+        # Straight to memory, or to a device.
+        straight: list[tuple[Wanted, torch.Tensor, Route]] = []
         rest: list[Entry] = []
         order: list[Entry | None] = []
         for item in wanted:
@@ -161,51 +169,71 @@ class Reader(FileSystemReader):
             if part is not None and target.size() != part.sizes:
                 raise _mismatch(item, target.size(), torch.Size(part.sizes))
             route = route_of(target, part)
-            if route is Route.PINNED:
+            if route is Route.PINNED and item.transforms:
                 # What is compressed would be decompressed for each of its pieces.
-                if not item.transforms:
-                    pinned.setdefault(target.device, []).append((item, target))
-                    continue
                 route = Route.STAGED
-            if route is Route.DIRECT:
-                direct.append((item, target))
+            if route in (Route.DIRECT, Route.PINNED):
+                straight.append((item, target, route))
                 order.append(None)
             else:
                 rest.append(Entry(item, target, by_torch=route is Route.TORCH))
                 order.append(rest[-1])
         others = [entry.target for entry in rest if entry.target is not None]
-        if others and direct:
+        if others and straight:
             # Where memory is shared between what goes straight and what does not, all of it keeps torch's order.
-            meets = iter(zip(direct, meets_any([target for _, target in direct], others)))
-            direct, rest = [], []
+            meets = iter(zip(straight, meets_any([target for _, target, _ in straight], others)))
+            straight, rest = [], []
             for entry in order:
                 if entry is not None:
                     rest.append(entry)
                     continue
-                (item, target), is_met = next(meets)
+                (item, target, route), is_met = next(meets)
                 if is_met:
                     rest.append(Entry(item, target))
                 else:
-                    direct.append((item, target))
+                    straight.append((item, target, route))
+        direct = [(item, target) for item, target, route in straight if route is Route.DIRECT]
         if direct:
-            source.start(direct).wait(tracker.native())
-            bump_versions([target for _, target in direct])
-            tracker.finish(sum(_bytes(item) for item, _ in direct))
+            try:
+                source.start(direct).wait(tracker.native(is_final=True))
+            finally:
+                # Also if it failed: some were written to by then.
+                bump_versions([target for _, target in direct])
+            tracker.finish(sum(_bytes(item) for item, _ in direct), [item.name for item, _ in direct])
+        pinned: dict[torch.device, list[tuple[Wanted, torch.Tensor]]] = {}
+        for item, target, route in straight:
+            if route is Route.PINNED:
+                pinned.setdefault(target.device, []).append((item, target))
         for device, pieces in pinned.items():
-            self._read_to_device(device, pieces, source, tracker)
+            self._read_to_device(device, pieces, source, tracker, num_workers)
         self._read_in_order(rest, planner, source, tracker)
 
     def _read_to_device(
-        self, device: torch.device, pieces: list[tuple[Wanted, torch.Tensor]], source: Source, tracker: Tracker
+        self,
+        device: torch.device,
+        pieces: list[tuple[Wanted, torch.Tensor]],
+        source: Source,
+        tracker: Tracker,
+        num_workers: int | None,
     ) -> None:
         """Through pinned memory, which is filled and emptied at the same time."""
         assert isinstance(source, NativeSource), "only native threads fill memory"
         lane = CudaLane(device)
-        workers = (self.num_workers or os.cpu_count() or 1) if self.use_parallel else 1
+        # Two reads with half of the threads each; nobody has said how many means as many reads as there are buffers.
+        reads_max = None if num_workers is None else min(2, num_workers)
         buffers = BUFFERS
         if self.memory_budget is not None:
             buffers = max(1, min(buffers, self.memory_budget // BUFFER_BYTES))
-        read_through_ring(pieces, lane, source.start_with, tracker.finish, workers=workers, buffer_bytes=BUFFER_BYTES, buffers=buffers)
+        read_through_ring(
+            pieces,
+            lane,
+            source.start_with,
+            tracker.finish,
+            workers=num_workers,
+            reads_max=reads_max,
+            buffer_bytes=BUFFER_BYTES,
+            buffers=buffers,
+        )
 
     def _read_in_order(self, entries: list[Entry], planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
         """Items are read ahead, some at a time, and handed over one by one."""
@@ -225,13 +253,14 @@ class Reader(FileSystemReader):
                 pending.stop()
 
     def _hand_over(self, batch: list[Entry], pending: Pending, planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
-        read = iter(pending.wait(tracker.native()))
+        read = iter(pending.wait(tracker.native(is_final=False)))
         for entry in batch:
             item = entry.wanted.item
             if entry.staging is None:
                 data = self._decoded(entry.wanted, next(read), source)
                 if entry.wanted.is_object:
-                    planner.load_bytes(item, io.BytesIO(data))
+                    with self._naming(entry.wanted, "it cannot be loaded"):
+                        planner.load_bytes(item, io.BytesIO(data))
                     continue
                 tensor = self._made_by_torch(entry.wanted, data)
                 self.fallbacks += 1
@@ -249,21 +278,43 @@ class Reader(FileSystemReader):
     def _decoded(self, wanted: Wanted, stored: bytes, source: Source) -> bytes:
         """An item's bytes with transforms undone that only torch's extension registry knows."""
         transforms = source.remaining_transforms(wanted)
-        if not transforms:
-            return stored
-        info = wanted.info
-        place = f"{os.path.join(self.path, info.relative_path)}: {wanted.name} at byte {info.offset}"
+        if transforms:
+            stored = self._undone(wanted, stored, transforms)
+        if self.verify and (transforms or not source.fills_tensors):
+            # Native code has not seen the archive.
+            with self._naming(wanted, "its checksums cannot be compared"):
+                wrong = wrong_record(stored)
+            if wrong is not None:
+                raise ShardfeedError(f"{place_of(self.fs, self.path, wanted)}: {wrong}: it is damaged; copy the file again")
+        return stored
+
+    def _undone(self, wanted: Wanted, stored: bytes, transforms: list[str]) -> bytes:
+        place = place_of(self.fs, self.path, wanted)
         registry = getattr(self, "transforms", None)
         if registry is None:
             raise ValueError(f"{place}: it was changed by {transforms}, which torch {torch.__version__} cannot undo")
         try:
-            return cast(bytes, registry.transform_load_stream(wanted.item, transforms, io.BytesIO(stored)).read(-1))
-        except ValueError as error:
-            raise ValueError(f"{place}: it was changed by the transforms {transforms}: {error}") from error
+            with self._naming(wanted, f"the transforms {transforms} cannot be undone"):
+                return cast(bytes, registry.transform_load_stream(wanted.item, transforms, io.BytesIO(stored)).read(-1))
+        except ShardfeedError as error:
+            if isinstance(error.__cause__, ValueError):
+                # What torch says of transforms that it does not know.
+                raise ValueError(str(error)) from error.__cause__
+            raise
 
     def _made_by_torch(self, wanted: Wanted, data: bytes) -> torch.Tensor:
-        tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        return narrow_tensor_by_index(tensor, wanted.item.storage_offsets, wanted.item.lengths)
+        with self._naming(wanted, "torch cannot make a tensor of it"):
+            tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            return narrow_tensor_by_index(tensor, wanted.item.storage_offsets, wanted.item.lengths)
+
+    @contextlib.contextmanager
+    def _naming(self, wanted: Wanted, what: str) -> Iterator[None]:
+        """What goes wrong is told with the item that it happened to: whoever raises it knows bytes only."""
+        try:
+            yield
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ShardfeedError(f"{place_of(self.fs, self.path, wanted)}: {what}: {reason}") from error
 
 
 @dataclass

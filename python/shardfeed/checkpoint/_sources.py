@@ -22,6 +22,11 @@ NativeProgress = Callable[[int, int, Sequence[str]], None]
 Fetch = tuple[Wanted, torch.Tensor | None]
 
 
+def place_of(fs: Any, path: Any, wanted: Wanted) -> str:
+    """How errors name an item: by its file, its name and its place there."""
+    return f"{fs.concat_path(path, wanted.info.relative_path)}: {wanted.name} at byte {wanted.info.offset}"
+
+
 class Pending(Protocol):
     """A read that is under way."""
 
@@ -62,6 +67,7 @@ class NativeSource:
         num_workers: int | None,
         verify: bool,
         memory_budget: int | None,
+        follow_links: bool,
     ) -> None:
         self._path = Path(path)
         self._options: dict[str, Any] = {
@@ -69,6 +75,7 @@ class NativeSource:
             "num_workers": num_workers,
             "verify": verify,
             "memory_budget": memory_budget,
+            "follow_links": follow_links,
         }
 
     def start(self, fetches: Sequence[Fetch]) -> NativePending:
@@ -151,10 +158,25 @@ class StreamSource:
 
     def _read(self, wanted: Wanted) -> bytes:
         info = wanted.info
-        place = f"{info.relative_path}: {wanted.name} at byte {info.offset}"
+        place = place_of(self._fs, self._path, wanted)
         parts = PurePosixPath(info.relative_path).parts
         if not parts or parts[0] == "/" or ".." in parts or "\\" in info.relative_path:
             raise ShardfeedError(f"{place}: the file would lie outside of the checkpoint; it is not read")
+        try:
+            return self._read_bytes(wanted, place)
+        except ShardfeedError:
+            raise
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{place}: {error}") from error
+        except OSError as error:
+            # Of the same kind, so that who tries again knows when to.
+            message = f"{place}: {error}"
+            raise (OSError(message) if error.errno is None else OSError(error.errno, message)) from error
+        except Exception as error:
+            raise ShardfeedError(f"{place}: the file system cannot read it: {type(error).__name__}: {error}") from error
+
+    def _read_bytes(self, wanted: Wanted, place: str) -> bytes:
+        info = wanted.info
         with self._fs.create_stream(self._fs.concat_path(self._path, info.relative_path), "rb") as stream:
             stream.seek(info.offset)
             read = io.BytesIO()
@@ -180,8 +202,10 @@ class StreamPending:
             concurrent.futures.wait(self._reads, return_when=concurrent.futures.FIRST_EXCEPTION)
             failed = [read for read in self._reads if read.done() and not read.cancelled() and read.exception() is not None]
             if len(failed) > 1:
-                reasons = "\n".join(str(read.exception()) for read in failed)
-                raise ShardfeedError(f"{len(failed)} things are wrong with the checkpoint:\n{reasons}") from failed[0].exception()
+                errors = [read.exception() for read in failed]
+                kind = OSError if all(isinstance(error, OSError) for error in errors) else ShardfeedError
+                reasons = "\n".join(map(str, errors))
+                raise kind(f"{len(failed)} things are wrong with the checkpoint:\n{reasons}") from errors[0]
             return [read.result() for read in failed or self._reads]
         finally:
             self.stop()

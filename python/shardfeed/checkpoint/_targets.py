@@ -39,7 +39,7 @@ def route_of(target: torch.Tensor, part: StoredPart | None) -> Route:
 
 def staging_for(part: StoredPart) -> torch.Tensor:
     """Memory in between for a part, as a tensor of what was saved."""
-    return torch.empty(part.sizes, dtype=part.dtype)
+    return torch.empty(part.sizes, dtype=part.dtype, device="cpu")
 
 
 def byte_strides(tensor: torch.Tensor) -> list[int]:
@@ -93,7 +93,8 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.numel() == 0:
+    # Addresses of devices are no addresses of this machine's memory, nor of another device's.
+    if tensor.device.type not in ("cpu", "cuda") or tensor.layout is not torch.strided or tensor.numel() == 0:
         return False
     try:
         return tensor.data_ptr() != 0
