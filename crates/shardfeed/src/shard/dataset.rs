@@ -83,6 +83,11 @@ impl<F: Element, L: Element> TensorDataset<F, L> {
     pub fn new(features: Tensor<F>, labels: Tensor<L>) -> Self {
         Self { features, labels }
     }
+
+    #[cold]
+    fn no_sample(&self, index: usize) -> Error {
+        Error::Invalid(format!("sample {index} does not exist; there are {}", self.features.rows()))
+    }
 }
 
 impl<F: Element, L: Element> Dataset for TensorDataset<F, L> {
@@ -92,11 +97,14 @@ impl<F: Element, L: Element> Dataset for TensorDataset<F, L> {
         self.features.rows()
     }
 
+    // A sample that is moved is written in pieces and read as a whole, which stalls a processor for as long as the rest takes: hence
+    // no tuple of options, and into its caller.
+    #[expect(clippy::inline_always, reason = "benches/shard_loader: 59 ns for a sample without, 52 with")]
+    #[inline(always)]
     fn get(&self, index: usize) -> Result<Self::Sample> {
-        match (self.features.row(index), self.labels.row(index)) {
-            (Some(features), Some(label)) => Ok((features, label)),
-            _ => Err(Error::Invalid(format!("sample {index} does not exist; there are {}", self.len()))),
-        }
+        let Some(features) = self.features.row(index) else { return Err(self.no_sample(index)) };
+        let Some(label) = self.labels.row(index) else { return Err(self.no_sample(index)) };
+        Ok((features, label))
     }
 
     fn is_instant(&self) -> bool {

@@ -1,3 +1,4 @@
+use std::slice;
 use std::sync::Arc;
 
 use crate::{Error, Result};
@@ -5,7 +6,8 @@ use crate::{Error, Result};
 /// A small n-dimensional array: a shape, and its elements row after row. Not a tensor library: it goes to `ndarray`, or
 /// to whatever a trainer computes with, through [`as_slice`](Self::as_slice).
 ///
-/// Clones and rows share their elements, so that neither copies anything.
+/// Clones and rows share their elements, so that neither copies anything; but a single number, such as a label, is copied, which
+/// costs less than sharing it.
 ///
 /// ```
 /// use shardfeed::Tensor;
@@ -15,7 +17,17 @@ use crate::{Error, Result};
 /// assert_eq!((second.shape(), second.as_slice()), (&[2][..], &[3.0, 4.0][..]));
 /// # Ok::<(), shardfeed::Error>(())
 /// ```
-pub struct Tensor<T> {
+#[derive(Clone)]
+pub struct Tensor<T>(Kind<T>);
+
+#[derive(Clone)]
+enum Kind<T> {
+    Shared(Shared<T>),
+    /// Without dimensions.
+    Single(T),
+}
+
+struct Shared<T> {
     whole: Arc<Whole<T>>,
     /// How many dimensions of the whole this is a row of, and where its elements begin.
     row_of: usize,
@@ -45,23 +57,32 @@ impl<T> Tensor<T> {
             )));
         }
         let whole = Arc::new(Whole { elements, shape: shape.to_vec(), lens });
-        Ok(Self { whole, row_of: 0, start: 0 })
+        Ok(Self(Kind::Shared(Shared { whole, row_of: 0, start: 0 })))
     }
 
     /// Sizes of its dimensions.
     #[inline]
     pub fn shape(&self) -> &[usize] {
-        &self.whole.shape[self.row_of..]
+        match &self.0 {
+            Kind::Shared(shared) => &shared.whole.shape[shared.row_of..],
+            Kind::Single(_) => &[],
+        }
     }
 
     /// All elements, row after row.
     pub fn as_slice(&self) -> &[T] {
-        &self.whole.elements[self.start..][..self.len()]
+        match &self.0 {
+            Kind::Shared(shared) => &shared.whole.elements[shared.start..][..self.len()],
+            Kind::Single(element) => slice::from_ref(element),
+        }
     }
 
     /// How many elements there are.
     pub fn len(&self) -> usize {
-        self.whole.lens[self.row_of]
+        match &self.0 {
+            Kind::Shared(shared) => shared.whole.lens[shared.row_of],
+            Kind::Single(_) => 1,
+        }
     }
 
     /// Whether there is no element.
@@ -74,26 +95,30 @@ impl<T> Tensor<T> {
     pub fn rows(&self) -> usize {
         self.shape().first().copied().unwrap_or(0)
     }
-
-    /// One row, which has a dimension less.
-    #[inline]
-    pub fn row(&self, row: usize) -> Option<Self> {
-        let row_of = self.row_of + 1;
-        let start = (row < self.rows()).then(|| self.start + row * self.whole.lens[row_of])?;
-        Some(Self { whole: Arc::clone(&self.whole), row_of, start })
-    }
-}
-
-impl<T> Clone for Tensor<T> {
-    fn clone(&self) -> Self {
-        Self { whole: Arc::clone(&self.whole), ..*self }
-    }
 }
 
 impl<T: Clone> Tensor<T> {
+    /// One row, which has a dimension less.
+    #[inline]
+    pub fn row(&self, row: usize) -> Option<Self> {
+        let Kind::Shared(Shared { whole, row_of, start }) = &self.0 else { return None };
+        let row_of = row_of + 1;
+        let start = (row < self.rows()).then(|| start + row * whole.lens[row_of])?;
+        if row_of == whole.shape.len() {
+            return Some(Self(Kind::Single(whole.elements[start].clone())));
+        }
+        Some(Self(Kind::Shared(Shared { whole: Arc::clone(whole), row_of, start })))
+    }
+
     /// Its elements in a list of their own.
     pub fn to_vec(&self) -> Vec<T> {
         self.as_slice().to_vec()
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Self { whole: Arc::clone(&self.whole), ..*self }
     }
 }
 
@@ -167,10 +192,15 @@ mod tests {
         let tensor = Tensor::from_vec((0..24).collect(), &[2, 3, 4]).unwrap();
         let row = tensor.row(1).unwrap().row(2).unwrap();
         assert_eq!((row.shape(), row.as_slice(), row.len()), (&[4][..], &[20, 21, 22, 23][..], 4));
+        assert_eq!(row.as_slice().as_ptr(), &raw const tensor.as_slice()[20]);
         let single = row.row(3).unwrap();
-        assert_eq!((single.shape(), single.as_slice(), single.rows()), (&[][..], &[23][..], 0));
+        assert_eq!(
+            (single.shape(), single.as_slice(), single.rows(), single.len()),
+            (&[][..], &[23][..], 0, 1)
+        );
         assert!(single.row(0).is_none() && row.row(4).is_none());
-        assert!(Arc::ptr_eq(&tensor.whole, &single.whole));
+        let made_single = Tensor::from_vec(vec![23], &[]).unwrap();
+        assert!(made_single == single && made_single.row(0).is_none());
         let empty = Tensor::<f32>::from_vec(vec![], &[0, 5]).unwrap();
         assert!(empty.is_empty() && empty.row(0).is_none());
         assert_eq!(Tensor::<u8>::from_vec(vec![], &[3, 0]).unwrap().row(2).unwrap().shape(), [0]);
