@@ -49,7 +49,7 @@ pub struct StreamingShardLoader<D: Dataset> {
     refused: Option<String>,
     coordinator: Option<Arc<StreamCoordinator>>,
     saved: Mutex<Saved>,
-    /// A checkpoint could not be saved: whoever asks next is told, and loses no sample by it.
+    /// Whoever asks next is told, and loses no sample by it.
     has_complaint: AtomicBool,
     threads: Vec<JoinHandle<()>>,
 }
@@ -72,6 +72,8 @@ struct Saved {
     stream: u64,
     /// Samples of it that were handed out when the last checkpoint was taken.
     handed_out: u64,
+    /// Why a checkpoint could not be saved, if no later one was; and what else went wrong.
+    unsaved: Option<Error>,
     complaint: Option<Error>,
 }
 
@@ -216,7 +218,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
     fn save_due(&self, snapshot: &Snapshot<ShardStream>) {
         let state = self.checkpoint(snapshot, None);
         if let Err(error) = self.save(snapshot, state) {
-            self.complain_later(error);
+            self.unsaved(error);
         }
     }
 
@@ -320,7 +322,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
         if let Some(path) = self.shared.config.checkpoint_path()
             && let Err(error) = write_checkpoint(path, &state)
         {
-            self.complain_later(error);
+            self.unsaved(error);
         }
         Ok(())
     }
@@ -330,9 +332,17 @@ impl<D: Dataset> StreamingShardLoader<D> {
         self.has_complaint.store(true, Relaxed);
     }
 
+    fn unsaved(&self, error: Error) {
+        self.saved().unsaved = Some(error);
+        self.has_complaint.store(true, Relaxed);
+    }
+
+    /// One at a time, the gravest first.
     fn complain(&self) -> Result<()> {
-        self.has_complaint.store(false, Relaxed);
-        self.saved().complaint.take().map_or(Ok(()), Err)
+        let mut saved = self.saved();
+        let error = saved.complaint.take().or_else(|| saved.unsaved.take());
+        self.has_complaint.store(saved.unsaved.is_some(), Relaxed);
+        error.map_or(Ok(()), Err)
     }
 
     /// Returns when `samples` are loaded, or all that are left: the calls of `next` that follow find them there. One that
@@ -472,8 +482,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
         let state = self.checkpoint(&snapshot, step);
         self.save(&snapshot, state)?;
         // An older one that could not be saved no longer matters.
-        self.has_complaint.store(false, Relaxed);
-        self.saved().complaint = None;
+        self.saved().unsaved = None;
         Ok(())
     }
 

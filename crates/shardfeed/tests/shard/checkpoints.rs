@@ -36,6 +36,17 @@ fn every_so_many_samples_the_coordinator_knows() {
 }
 
 #[test]
+fn a_commit_does_not_silence_a_coordinator_that_refused() {
+    let coordinator = Arc::new(StreamCoordinator::new(config(2, 0)).unwrap());
+    let loader = StreamingShardLoader::new(Numbers::new(80), config(1, 0)).unwrap();
+    let loader = loader.with_coordinator(coordinator);
+    loader.commit().unwrap();
+    let error = loader.next().unwrap_err().to_string();
+    assert!(error.contains("world size 1 with a coordinator of world size 2"), "{error}");
+    assert_eq!(take(&loader, 2), [0, 1]);
+}
+
+#[test]
 fn of_many_threads_the_last_checkpoint_stays() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rank0.json");
