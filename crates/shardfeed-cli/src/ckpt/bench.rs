@@ -1,6 +1,6 @@
 use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -56,12 +56,17 @@ enum Direct {
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Sequential,
+    /// On as many threads as it takes by itself.
+    Chosen,
     Parallel(usize),
     Plain(usize),
+    /// Past the system's cache, into a block that is used again and again: what the disk gives.
+    Disk(usize),
 }
 
 struct Score {
     way: Way,
+    threads: usize,
     /// GiB a second, the fastest first.
     rates: Vec<f64>,
 }
@@ -76,8 +81,14 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
         given => given.iter().map(|&count| count.max(1)).collect(),
     };
     let mut ways = vec![Way::Sequential];
-    ways.extend(workers.iter().flat_map(|&count| [Way::Plain(count), Way::Parallel(count)]));
-    let mut scores: Vec<Score> = ways.iter().map(|&way| Score { way, rates: Vec::new() }).collect();
+    for count in workers {
+        if args.cold && accepts_direct(&checkpoint) {
+            ways.push(Way::Disk(count));
+        }
+        ways.extend([Way::Plain(count), Way::Parallel(count)]);
+    }
+    ways.push(Way::Chosen);
+    let mut scores: Vec<Score> = ways.iter().map(|&way| Score::of(way)).collect();
     // Touched once, so that nobody pays for memory that is new.
     let mut memory: Vec<Vec<u8>> =
         checkpoint.tensors().iter().map(|tensor| vec![1; tensor.bytes() as usize]).collect();
@@ -91,7 +102,8 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
             }
             let begin = Instant::now();
             match score.way {
-                Way::Plain(threads) => plain(&checkpoint, &mut memory, threads)?,
+                Way::Plain(threads) => plain(&checkpoint, &mut memory, threads, false)?,
+                Way::Disk(threads) => plain(&checkpoint, &mut memory, threads, true)?,
                 way => {
                     checkpoint = checkpoint.with_options(options(args, way));
                     let mut plan = ReadPlan::new();
@@ -100,7 +112,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
                     for (name, memory) in names.iter().zip(&mut memory) {
                         plan.read(name, memory);
                     }
-                    checkpoint.read_into(plan)?;
+                    score.threads = checkpoint.read_into(plan)?.workers;
                 }
             }
             score.rates.push(bytes as f64 / f64::from(1 << 30) / begin.elapsed().as_secs_f64());
@@ -152,8 +164,33 @@ fn forget(checkpoint: &Checkpoint) -> Result<(), Failure> {
     Ok(())
 }
 
-/// As many bytes, from the same places, by nothing but `pread`, into the same memory.
-fn plain(checkpoint: &Checkpoint, memory: &mut [Vec<u8>], threads: usize) -> Result<(), Failure> {
+/// What memory, places and lengths must be multiples of where the system's cache is passed by.
+const ALIGNMENT: usize = 4096;
+
+fn open(path: &Path, is_direct: bool) -> std::io::Result<File> {
+    #[cfg(target_os = "linux")]
+    let flags = if is_direct { rustix::fs::OFlags::DIRECT.bits() } else { 0 };
+    #[cfg(not(target_os = "linux"))]
+    let flags = if is_direct { return Err(std::io::ErrorKind::Unsupported.into()) } else { 0 };
+    File::options().read(true).custom_flags(flags as i32).open(path)
+}
+
+/// Whether the files can be read past the cache.
+fn accepts_direct(checkpoint: &Checkpoint) -> bool {
+    let mut block = vec![0; 2 * ALIGNMENT];
+    let start = block.as_ptr().align_offset(ALIGNMENT);
+    checkpoint.files().all(|(path, _)| {
+        open(path, true).is_ok_and(|file| file.read_at(&mut block[start..start + ALIGNMENT], 0).is_ok())
+    })
+}
+
+/// As many bytes, from the same places, by nothing but `pread`, into the same memory; or past the cache, into a block for each thread.
+fn plain(
+    checkpoint: &Checkpoint,
+    memory: &mut [Vec<u8>],
+    threads: usize,
+    is_direct: bool,
+) -> Result<(), Failure> {
     let paths: Vec<PathBuf> = checkpoint.files().map(|(path, _)| path.to_owned()).collect();
     let mut reads: Vec<(u32, u64, &mut [u8])> = Vec::new();
     for (tensor, memory) in checkpoint.tensors().iter().zip(memory) {
@@ -177,13 +214,20 @@ fn plain(checkpoint: &Checkpoint, memory: &mut [Vec<u8>], threads: usize) -> Res
     let reads: Vec<Mutex<(u32, u64, &mut [u8])>> = reads.into_iter().map(Mutex::new).collect();
     let next = AtomicUsize::new(0);
     let work = || -> std::io::Result<()> {
-        let mut open: Option<(u32, File)> = None;
+        let mut opened: Option<(u32, File)> = None;
+        let mut block = if is_direct { vec![1; BLOCK + 3 * ALIGNMENT] } else { Vec::new() };
+        let block_start = block.as_ptr().align_offset(ALIGNMENT);
         while let Some(read) = reads.get(next.fetch_add(1, Relaxed)) {
             let (number, at, into) = &mut *read.lock().unwrap_or_else(PoisonError::into_inner);
-            if open.as_ref().is_none_or(|(open, _)| open != number) {
-                open = Some((*number, File::open(&paths[*number as usize])?));
+            if opened.as_ref().is_none_or(|(open, _)| open != number) {
+                opened = Some((*number, open(&paths[*number as usize], is_direct)?));
             }
-            if let Some((_, file)) = &open {
+            let Some((_, file)) = &opened else { continue };
+            if is_direct {
+                let before = (*at % ALIGNMENT as u64) as usize;
+                let len = (before + into.len()).next_multiple_of(ALIGNMENT);
+                file.read_at(&mut block[block_start..block_start + len], *at - before as u64)?;
+            } else {
                 file.read_exact_at(into, *at)?;
             }
         }
@@ -197,6 +241,14 @@ fn plain(checkpoint: &Checkpoint, memory: &mut [Vec<u8>], threads: usize) -> Res
 }
 
 impl Score {
+    fn of(way: Way) -> Self {
+        let threads = match way {
+            Way::Parallel(count) | Way::Plain(count) | Way::Disk(count) => count,
+            Way::Sequential | Way::Chosen => 1,
+        };
+        Self { way, threads, rates: Vec::new() }
+    }
+
     fn best(&self) -> f64 {
         self.rates.first().copied().unwrap_or(0.0)
     }
@@ -205,29 +257,30 @@ impl Score {
         self.rates.get(self.rates.len() / 2).copied().unwrap_or(0.0)
     }
 
-    fn name(&self) -> (&'static str, usize) {
+    fn name(&self) -> &'static str {
         match self.way {
-            Way::Sequential => ("shardfeed, sequential", 1),
-            Way::Parallel(count) => ("shardfeed", count),
-            Way::Plain(count) => ("plain pread", count),
+            Way::Sequential => "shardfeed, sequential",
+            Way::Chosen => "shardfeed, by itself",
+            Way::Parallel(_) => "shardfeed",
+            Way::Plain(_) => "plain pread",
+            Way::Disk(_) => "the disk alone",
         }
     }
 }
 
 /// In relation to plain reads on as many threads.
 fn ratio(scores: &[Score], score: &Score) -> Option<f64> {
-    let plain = scores.iter().find(|other| other.way == Way::Plain(score.name().1))?;
+    let plain = scores.iter().find(|other| other.way == Way::Plain(score.threads))?;
     Some(score.best() / plain.best())
 }
 
 fn as_text(scores: &[Score], bytes: u64, is_cold: bool) -> String {
     let mut rows = vec![["reader", "threads", "GiB/s", "median", "× pread"].map(str::to_owned).to_vec()];
     for score in scores {
-        let (name, threads) = score.name();
         let ratio = ratio(scores, score).map_or(String::new(), |ratio| format!("{ratio:>7.2}"));
         rows.push(vec![
-            name.to_owned(),
-            format!("{threads:>7}"),
+            score.name().to_owned(),
+            format!("{:>7}", score.threads),
             format!("{:>5.2}", score.best()),
             format!("{:>6.2}", score.median()),
             ratio,
@@ -246,8 +299,7 @@ fn as_json(scores: &[Score], bytes: u64, is_cold: bool, open_s: f64) -> Value {
     let rows: Vec<Value> = scores
         .iter()
         .map(|score| {
-            let (name, threads) = score.name();
-            json!({ "reader": name, "threads": threads, "gib_per_s": score.best(), "median": score.median(), "of_pread": ratio(scores, score) })
+            json!({ "reader": score.name(), "threads": score.threads, "gib_per_s": score.best(), "median": score.median(), "of_pread": ratio(scores, score) })
         })
         .collect();
     json!({ "bytes": bytes, "cold": is_cold, "open_s": open_s, "scores": rows })
@@ -276,7 +328,7 @@ fn picture(scores: &[Score], bytes: u64, is_cold: bool) -> String {
         .unwrap_or(100.0);
     let ceiling = (highest / step).ceil() * step;
     let y = |rate: f64| bottom - (bottom - top) * rate / ceiling;
-    let mut counts: Vec<usize> = scores.iter().map(|score| score.name().1).collect();
+    let mut counts: Vec<usize> = scores.iter().map(|score| score.threads).collect();
     counts.sort_unstable();
     counts.dedup();
     let x = |count: usize| {
@@ -292,7 +344,8 @@ fn picture(scores: &[Score], bytes: u64, is_cold: bool) -> String {
     for &count in &counts {
         svg.text((x(count), bottom + 20.0), &count.to_string(), Style::LABEL);
     }
-    let lines: [Curve; 3] = [
+    let lines: [Curve; 4] = [
+        ("the disk alone", "#e8590c", |way| matches!(way, Way::Disk(_))),
         ("plain pread", GREY, |way| matches!(way, Way::Plain(_))),
         ("shardfeed", "#0b7285", |way| matches!(way, Way::Parallel(_))),
         ("sequential", INK, |way| way == Way::Sequential),
@@ -302,7 +355,7 @@ fn picture(scores: &[Score], bytes: u64, is_cold: bool) -> String {
         let mut points: Vec<(usize, f64)> = scores
             .iter()
             .filter(|score| is_mine(score.way))
-            .map(|score| (score.name().1, score.best()))
+            .map(|score| (score.threads, score.best()))
             .collect();
         points.sort_by_key(|point| point.0);
         let points: Vec<(f64, f64)> = points.into_iter().map(|(count, rate)| (x(count), y(rate))).collect();

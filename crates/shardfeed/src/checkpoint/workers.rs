@@ -23,10 +23,11 @@ pub fn memory_aware_workers(avg_file_bytes: u64, max: Option<usize>) -> usize {
     cores().min(usize::try_from(fitting).unwrap_or(usize::MAX)).min(max.unwrap_or(usize::MAX)).max(1)
 }
 
-/// Threads for a read: by cores, unless somebody says a number; not more than there are tasks, nor than the memory allows, and one
-/// for little work.
+/// Threads for a read: twice the cores, unless somebody says a number, since those that wait for a disk need none; not more than there
+/// are tasks, nor than the memory allows, and one for little work.
 pub(crate) fn workers_for(asked: Option<usize>, tasks: usize, bytes: u64, each: u64, budget: u64) -> usize {
-    let wished = asked.unwrap_or(if bytes < SMALL_BYTES { 1 } else { cores() });
+    let by_itself = || if bytes < SMALL_BYTES { 1 } else { (2 * cores()).min(WORKERS_MAX) };
+    let wished = asked.unwrap_or_else(by_itself);
     let fitting = usize::try_from(budget / each.max(1)).unwrap_or(usize::MAX);
     wished.min(tasks).min(fitting).max(1)
 }
