@@ -1,6 +1,7 @@
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -38,14 +39,18 @@ impl Directory {
     }
 
     /// Looks at a file by its path within the directory. The reason is one for people.
+    ///
+    /// Where it lies is asked of what was opened, not of its path: that may be a link to somewhere else a moment later. Whoever opens
+    /// it afterwards compares whether it is still the same.
     pub(crate) fn look_at(&self, name: &str) -> Result<FileFacts, String> {
         let path = self.root.join(name);
         let cannot = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::NotFound => "the file is missing; copy the checkpoint again".to_owned(),
             _ => format!("cannot look at it: {error}"),
         };
+        let file = touch(&path).map_err(cannot)?;
         if let Some(root) = &self.real_root {
-            let real = path.canonicalize().map_err(cannot)?;
+            let real = place_of(&file, &path).map_err(cannot)?;
             if !real.starts_with(root) {
                 return Err(format!(
                     "it is a link to {}, outside of the checkpoint, and is not read; allow that if you trust it (follow_links)",
@@ -53,7 +58,7 @@ impl Directory {
                 ));
             }
         }
-        let facts = std::fs::metadata(&path).map_err(cannot)?;
+        let facts = file.metadata().map_err(cannot)?;
         if !facts.is_file() {
             return Err("it is no file".to_owned());
         }
@@ -120,6 +125,23 @@ impl Directory {
     }
 }
 
+/// Holds on to whatever a path leads to, without opening it: pipes would wait for somebody, devices would begin to do something.
+#[cfg(target_os = "linux")]
+fn touch(path: &Path) -> std::io::Result<File> {
+    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?.into())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn touch(path: &Path) -> std::io::Result<File> {
+    File::open(path)
+}
+
+/// Where something lies that was found by a path. Systems without `/proc` are asked for the path once more.
+fn place_of(file: &File, path: &Path) -> std::io::Result<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).or_else(|_| path.canonicalize())
+}
+
 impl FileFacts {
     fn new(path: PathBuf, facts: &std::fs::Metadata) -> Self {
         let identity = (facts.dev(), facts.ino());
@@ -134,10 +156,61 @@ impl FileFacts {
     /// Opens it, if it is still what it was.
     pub(crate) fn open(&self) -> Result<File, String> {
         let cannot = |error: std::io::Error| format!("cannot open it: {error}");
-        let file = File::open(&self.path).map_err(cannot)?;
+        // A pipe in its place must not keep anybody waiting; to files the flag means nothing.
+        let file =
+            File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&self.path).map_err(cannot)?;
         if !self.is_same(&file).map_err(cannot)? {
             return Err(CHANGED.to_owned());
         }
         Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    use super::*;
+
+    #[test]
+    fn links_that_change_meanwhile_lead_nowhere_else() {
+        let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::write(inside.path().join("own"), "own").unwrap();
+        std::fs::write(outside.path().join("secret"), "secret").unwrap();
+        symlink("own", inside.path().join("file")).unwrap();
+        let directory = Directory::open(inside.path(), false).unwrap();
+        let own = directory.look_at("own").unwrap().identity;
+        let is_over = AtomicBool::new(false);
+        let looks: Vec<Result<bool, String>> = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (file, next) = (inside.path().join("file"), inside.path().join("next"));
+                for target in [outside.path().join("secret"), "own".into()].iter().cycle() {
+                    symlink(target, &next).unwrap();
+                    std::fs::rename(&next, &file).unwrap();
+                    if is_over.load(Relaxed) {
+                        break;
+                    }
+                }
+            });
+            let look = |_| directory.look_at("file").map(|facts| facts.identity == own);
+            let looks = (0..100_000).map(look).collect();
+            is_over.store(true, Relaxed);
+            looks
+        });
+        assert!(!looks.contains(&Ok(false)), "what lies outside was seen");
+        assert!(looks.contains(&Ok(true)), "both were there");
+        let reasons = looks.into_iter().filter_map(Result::err);
+        assert!(reasons.clone().count() > 0, "both were there");
+        reasons.for_each(|reason| assert!(reason.contains("outside of the checkpoint"), "{reason}"));
+    }
+
+    #[test]
+    fn a_pipe_is_no_file_and_nobody_waits_for_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let made = std::process::Command::new("mkfifo").arg(directory.path().join("pipe")).status().unwrap();
+        assert!(made.success());
+        let opened = Directory::open(directory.path(), false).unwrap();
+        assert_eq!(opened.look_at("pipe").unwrap_err(), "it is no file");
     }
 }
