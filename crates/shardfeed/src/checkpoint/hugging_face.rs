@@ -87,7 +87,7 @@ fn missing_of_series(files: &[String]) -> Vec<(String, u64)> {
     let mut listed = Vec::new();
     for ((lead, count), there) in series {
         let last: u64 = count.parse().expect("five digits");
-        let missing = last.saturating_sub(there.range(1..=last).count() as u64);
+        let missing = last - there.iter().filter(|number| (1..=last).contains(*number)).count() as u64;
         if missing == 0 || listed.len() >= SERIES_MAX * LISTED_MAX as usize {
             continue;
         }
@@ -209,6 +209,9 @@ mod tests {
         assert_eq!(missing[0], (name("a", 1, "00003"), 0));
         assert_eq!(missing.len(), 1 + LISTED_MAX as usize);
         assert_eq!(missing[20], (name("b", 21, "99999"), 99_998 - LISTED_MAX));
+        // Numbers that are none of the series', and a series of nothing.
+        assert_eq!(missing_of_series(&[name("d", 0, "00001"), name("d", 2, "00001")]).len(), 1);
+        assert!(missing_of_series(&[name("e", 1, "00000"), name("e", 0, "00000")]).is_empty());
         // Many series that are all but empty.
         let many: Vec<String> = (0..5000).map(|lead| name(&format!("{lead:04}"), 1, "99999")).collect();
         assert!(missing_of_series(&many).len() < (SERIES_MAX + 1) * LISTED_MAX as usize);
