@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from shardfeed.checkpoint import Reader
+
+
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def can_be_saved(dtype: torch.dtype) -> bool:
@@ -115,13 +120,18 @@ class MemoryFiles:
         return str(path)
 
 
+def load_alone(reader: Any, state: dict[str, Any], planner: Any = None) -> None:
+    """One load in this process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _load_state_dict(state, reader, no_dist=True, planner=planner)
+
+
 def load_with(reader: Any, state: dict[str, Any], planner: Any = None) -> Outcome:
-    """One load in this process. Errors are part of the outcome."""
+    """The same. Errors are part of the outcome."""
     outcome = Outcome(state, reader=reader)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _load_state_dict(state, reader, no_dist=True, planner=planner)
+        load_alone(reader, state, planner)
     except BaseException as error:  # torch's CheckpointException is no Exception.
         outcome.error = error
     outcome.calls = getattr(planner, "calls", [])
@@ -193,3 +203,17 @@ def same(
             assert ours.reader.fallbacks == fallbacks, ours.reader.fallbacks
     assert ours is not None
     return ours
+
+
+def in_world(rank: int, world: int, store: Path) -> None:
+    """Begins a process of a job."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+
+
+def leave() -> None:
+    """Ends it."""
+    dist.barrier()
+    if VERSION < (2, 5):
+        # Its groups, once destroyed, now and then wait for ever for threads of their own.
+        os._exit(0)
+    dist.destroy_process_group()

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from checkpoint_support import load_alone, save
 from shardfeed.checkpoint import Progress, Reader, _devices, _reader
 from shardfeed.checkpoint._items import StoredPart, Wanted
 from shardfeed.checkpoint._sources import NativePending, NativeSource
 from shardfeed.checkpoint._targets import Route
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 SHAPES = [(7,), (64, 33), (5, 4, 3, 2, 6), (), (1000, 3), (1, 4097), (3, 1, 700)]
@@ -79,7 +80,7 @@ def test_what_comes_through_the_ring_is_what_torch_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, buffers: int
 ) -> None:
     saved = tensors()
-    dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path, thread_count=3), no_dist=True)
+    save(saved, tmp_path, thread_count=3)
     monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
     monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
     monkeypatch.setattr(_reader, "BUFFER_BYTES", buffer_bytes)
@@ -95,8 +96,8 @@ def test_what_comes_through_the_ring_is_what_torch_reads(
         finished.extend(progress.finished)
 
     reader = Reader(tmp_path, progress=tell)
-    dcp.load(loaded, storage_reader=reader, no_dist=True)
-    dcp.load(stock, storage_reader=dcp.FileSystemReader(tmp_path), no_dist=True)
+    load_alone(reader, loaded)
+    load_alone(FileSystemReader(tmp_path), stock)
     for name, tensor in stock.items():
         assert torch.equal(loaded[name], tensor), name
     assert (reader.staged, reader.fallbacks) == (0, 0)
@@ -120,7 +121,7 @@ def test_no_more_threads_read_than_were_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], parallel: int | None, reads: int, threads: int
 ) -> None:
     saved = {"a": torch.randn(1000, 64)}
-    dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    save(saved, tmp_path)
     monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
     monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
     monkeypatch.setattr(_reader, "BUFFER_BYTES", 4096)
@@ -159,7 +160,7 @@ def test_tied_destinations_of_which_one_is_staged_keep_torchs_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staged: str
 ) -> None:
     saved = {name: torch.full((50,), float(index)) for index, name in enumerate("abcd")}
-    dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    save(saved, tmp_path)
 
     def tied() -> dict[str, torch.Tensor]:
         memory = torch.zeros(50)
@@ -170,31 +171,31 @@ def test_tied_destinations_of_which_one_is_staged_keep_torchs_order(
     monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED if target.dtype is part.dtype else Route.STAGED)
     loaded, stock = tied(), tied()
     reader = Reader(tmp_path)
-    dcp.load(loaded, storage_reader=reader, no_dist=True)
-    dcp.load(stock, storage_reader=dcp.FileSystemReader(tmp_path), no_dist=True)
+    load_alone(reader, loaded)
+    load_alone(FileSystemReader(tmp_path), stock)
     assert all(torch.equal(loaded[name], stock[name]) for name in stock)
     assert reader.staged == 3, "what shares no memory goes straight"
 
 
 def test_a_file_that_is_cut_short_is_named_and_nothing_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = tensors()
-    dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    save(saved, tmp_path)
     file = next(tmp_path.glob("*.distcp"))
     file.write_bytes(file.read_bytes()[:-5000])
     monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
     monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
     monkeypatch.setattr(_reader, "BUFFER_BYTES", 512)
     with pytest.raises(BaseException, match=file.name):  # noqa: B017, PT011
-        dcp.load({name: torch.zeros_like(tensor) for name, tensor in saved.items()}, storage_reader=Reader(tmp_path), no_dist=True)
+        load_alone(Reader(tmp_path), {name: torch.zeros_like(tensor) for name, tensor in saved.items()})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_cuda_tensors_are_what_torch_reads_whatever_stream_is_in_use(tmp_path: Path) -> None:
     saved = {name: tensor.cuda() for name, tensor in tensors().items()}
     saved["large"] = torch.randint(-100, 100, (3, 50_000_000), dtype=torch.int8, device="cuda")
-    dcp.save(saved, storage_writer=dcp.FileSystemWriter(tmp_path, thread_count=2), no_dist=True)
+    save(saved, tmp_path, thread_count=2)
     stock = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
-    dcp.load(stock, storage_reader=dcp.FileSystemReader(tmp_path), no_dist=True)
+    load_alone(FileSystemReader(tmp_path), stock)
     for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
         with torch.cuda.stream(stream):
             loaded = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
@@ -204,7 +205,7 @@ def test_cuda_tensors_are_what_torch_reads_whatever_stream_is_in_use(tmp_path: P
             for tensor in loaded.values():
                 tensor.copy_((tensor.double() - 5).to(tensor.dtype))
             reader = Reader(tmp_path)
-            dcp.load(loaded, storage_reader=reader, no_dist=True)
+            load_alone(reader, loaded)
             doubled = {name: tensor + tensor for name, tensor in loaded.items()}
         for name, tensor in stock.items():
             assert torch.equal(loaded[name].cpu(), tensor.cpu()), name

@@ -13,10 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from checkpoint_support import DTYPES, RecordingPlanner, load_with, same, save, some_tensor
+from checkpoint_support import DTYPES, VERSION, RecordingPlanner, in_world, leave, load_with, same, save, some_tensor
 from shardfeed.checkpoint import Reader
-
-VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def test_every_dtype_comes_as_it_was_saved(tmp_path: Path) -> None:
@@ -278,17 +276,15 @@ def test_zstd_is_undone_natively(tmp_path: Path, layers: int) -> None:
     same(tmp_path, make, RecordingPlanner)
 
 
-def test_what_async_save_wrote(tmp_path: Path) -> None:
-    from torch.distributed import destroy_process_group, init_process_group
+def save_async(rank: int, root: Path) -> None:
+    warnings.simplefilter("ignore")
+    in_world(rank, 1, root / "store")
+    dcp.async_save({"a": torch.randn(5, 3), "n": 3}, checkpoint_id=root / "saved").result()
+    leave()
 
-    init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        saved = {"a": torch.randn(5, 3), "n": 3}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dcp.async_save(saved, checkpoint_id=tmp_path / "saved").result()
-    finally:
-        destroy_process_group()
+
+def test_what_async_save_wrote(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(save_async, (tmp_path,), nprocs=1)
     same(tmp_path / "saved", lambda: {"a": torch.zeros(5, 3), "n": 0})
 
 

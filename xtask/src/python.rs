@@ -11,6 +11,18 @@ const PACKAGE: &str = "target/torch/package";
 /// As the tests are built, so that less is built again.
 const BUILD: &str = "--config-settings=build-args=--profile=dev --features=etcd";
 
+/// What is tested with the oldest torch, too: where the package and torch meet.
+const WITH_THE_OLDEST: [&str; 8] = [
+    "python/tests/test_batch.py",
+    "python/tests/test_checkpoint_api.py",
+    "python/tests/test_checkpoint_devices.py",
+    "python/tests/test_checkpoint_equality.py",
+    "python/tests/test_checkpoint_errors.py",
+    "python/tests/test_checkpoint_metadata.py",
+    "python/tests/test_checkpoint_ranks.py",
+    "python/tests/test_processes.py",
+];
+
 /// Builds it, and runs everything that is said about it.
 pub(crate) fn check(root: &Path) -> Result<(), Failure> {
     let python = torch::environment(root)?;
@@ -26,5 +38,11 @@ pub(crate) fn check(root: &Path) -> Result<(), Failure> {
     run(&["-m", "mypy.stubtest", "shardfeed"])?;
     run(&["-m", "pyright", "--pythonpath", torch::PYTHON])?;
     let tests = python.clone().set("SHARDFEED_MATRIX", torch::MATRIX);
-    tests.with(&["-m", "pytest", "python/tests", "--durations=10"]).stream(root)
+    tests.with(&["-m", "pytest", "python/tests", "--durations=10"]).stream(root)?;
+    let Some(oldest) = torch::oldest(root)? else {
+        println!("no Python here runs the oldest torch that the package is for: not tested with it");
+        return Ok(());
+    };
+    let pytest = oldest.set("PYTHONPATH", PACKAGE).with(&["-m", "pytest", "--durations=10", "-W", "ignore"]);
+    pytest.with(&WITH_THE_OLDEST).stream(root)
 }

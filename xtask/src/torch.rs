@@ -1,4 +1,4 @@
-//! A virtual environment with torch in it, made once under `target`, for the tests of the Python package; and what torch writes, for our
+//! Virtual environments with torch in them, made once under `target`, for the tests of the Python package; and what torch writes, for our
 //! reader to be compared with: the checkpoints that `testdata/checkpoints/matrix.py` makes there.
 
 use std::path::{Path, PathBuf};
@@ -6,10 +6,33 @@ use std::path::{Path, PathBuf};
 use crate::command::Command;
 use crate::failure::Failure;
 
-/// Where the environment is, from the repository's root. Those who have torch elsewhere can put a link there.
-const ENVIRONMENT: &str = "target/torch/venv";
+/// An environment of Python's.
+struct Environment {
+    /// Where it is, from the repository's root. Those who have one elsewhere can put a link there.
+    folder: &'static str,
+    /// What goes into it.
+    needed: &'static [&'static str],
+    /// What can be imported then.
+    modules: &'static str,
+    /// Versions of Python that it runs on: from one on, and before another.
+    versions: &'static str,
+}
 
-/// Its Python.
+const NEWEST: Environment = Environment {
+    folder: "target/torch/venv",
+    needed: &["testdata/checkpoints/requirements.txt", "python/requirements.txt"],
+    modules: "torch, safetensors, zstandard, pyzstd, accelerate, lightning, matplotlib, mypy, pyarrow, pyright, pytest, torchdata, transformers",
+    versions: "(3, 11) <= sys.version_info",
+};
+
+const OLDEST: Environment = Environment {
+    folder: "target/torch/oldest",
+    needed: &["python/requirements-oldest.txt"],
+    modules: "torch, safetensors, zstandard, pyzstd, pyarrow, pytest",
+    versions: "(3, 11) <= sys.version_info < (3, 13)",
+};
+
+/// The newest one's Python.
 pub(crate) const PYTHON: &str = "target/torch/venv/bin/python";
 
 /// Where the checkpoints are, from the root.
@@ -21,25 +44,23 @@ pub(crate) const MATRIX_FROM_A_CRATE: &str = "../../target/torch/matrix";
 /// The scripts and what they need.
 const SCRIPTS: &str = "testdata/checkpoints";
 
-/// What goes into the environment.
-const NEEDED: [&str; 2] = ["testdata/checkpoints/requirements.txt", "python/requirements.txt"];
-
-/// Pythons that this torch and the package run on, the likeliest first.
+/// Pythons that torch and the package may run on, the likeliest first.
 const PYTHONS: [&str; 4] = ["python3", "python3.12", "python3.13", "python3.11"];
 
-/// Makes sure that the environment is there, with everything in it; its Python.
+/// The Python that has the newest torch.
 pub(crate) fn environment(root: &Path) -> Result<Command, Failure> {
-    let needed = NEEDED.iter().map(|name| read(&root.join(name))).collect::<Result<String, _>>()?;
-    let python = Command::inside(root, Path::new(PYTHON));
-    let noted = root.join(ENVIRONMENT).join("requirements.txt");
-    if std::fs::read_to_string(&noted).is_ok_and(|noted| noted == needed) {
-        println!("torch is in {ENVIRONMENT}");
-    } else {
-        println!("torch is not in {ENVIRONMENT}: installing it, once (some 5 GB)");
-        install(root, &python)?;
-        write(&noted, &needed)?;
-    }
-    Ok(python)
+    let python = NEWEST.ready(root)?;
+    python.ok_or_else(|| {
+        Failure::new(
+            "no Python from 3.11 on that can make virtual environments; on Debian: apt-get install python3-venv"
+                .to_owned(),
+        )
+    })
+}
+
+/// The Python that has the oldest torch; `None` if that runs on none of those that are here.
+pub(crate) fn oldest(root: &Path) -> Result<Option<Command>, Failure> {
+    OLDEST.ready(root)
 }
 
 /// Makes sure that the checkpoints are there, as today's scripts make them.
@@ -68,33 +89,44 @@ pub(crate) fn check_conversion(root: &Path, is_long: bool) -> Result<(), Failure
     python.with(&[&format!("{SCRIPTS}/converted.py"), &program, MATRIX]).stream(root)
 }
 
-fn install(root: &Path, python: &Command) -> Result<(), Failure> {
-    // Somebody's own environment is used as it is, and never emptied.
-    if root.join(ENVIRONMENT).is_symlink() {
-        let has_all = python
-            .clone()
-            .with(&["-c", "import torch, safetensors, zstandard, pyzstd, accelerate, lightning, matplotlib, mypy, pyarrow, pyright, pytest, torchdata, transformers"])
-            .probe(root)
-            .is_some();
-        let missing = || {
-            Failure::new(format!(
-                "{ENVIRONMENT} is a link to an environment without what {} name",
-                NEEDED.join(" and ")
-            ))
-        };
-        return has_all.then_some(()).ok_or_else(missing);
+impl Environment {
+    /// Makes sure that it is there, with everything in it; its Python. `None` if there is no Python for it.
+    fn ready(&self, root: &Path) -> Result<Option<Command>, Failure> {
+        let folder = self.folder;
+        let needed = self.needed.iter().map(|name| read(&root.join(name))).collect::<Result<String, _>>()?;
+        let python = Command::inside(root, &Path::new(folder).join("bin/python"));
+        let noted = root.join(folder).join("requirements.txt");
+        if std::fs::read_to_string(&noted).is_ok_and(|noted| noted == needed) {
+            println!("torch is in {folder}");
+            return Ok(Some(python));
+        }
+        println!("torch is not in {folder}: installing it, once (some 5 GB)");
+        if !self.install(root, &python)? {
+            return Ok(None);
+        }
+        write(&noted, &needed)?;
+        Ok(Some(python))
     }
-    let can = |name: &&&str| {
-        Command::program(name, &["-c", "import venv, ensurepip, sys; sys.exit(sys.version_info < (3, 11))"])
-            .probe(root)
-            .is_some()
-    };
-    let Some(base) = PYTHONS.iter().find(can) else {
-        return Err(Failure::new("no Python from 3.11 on that can make virtual environments; on Debian: apt-get install python3-venv".to_owned()));
-    };
-    Command::program(base, &["-m", "venv", "--clear", ENVIRONMENT]).stream(root)?;
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
-    python.clone().with(&pip).with(&NEEDED.map(|name| ["-r", name]).concat()).stream(root)
+
+    fn install(&self, root: &Path, python: &Command) -> Result<bool, Failure> {
+        let folder = self.folder;
+        // Somebody's own environment is used as it is, and never emptied.
+        if root.join(folder).is_symlink() {
+            let import = format!("import {}", self.modules);
+            let missing = || {
+                let names = self.needed.join(" and ");
+                Failure::new(format!("{folder} is a link to an environment without what {names} name"))
+            };
+            return python.clone().with(&["-c", &import]).probe(root).map(|_| true).ok_or_else(missing);
+        }
+        let fits = format!("import venv, ensurepip, sys; sys.exit(not ({}))", self.versions);
+        let can = |name: &&&str| Command::program(name, &["-c", &fits]).probe(root).is_some();
+        let Some(base) = PYTHONS.iter().find(can) else { return Ok(false) };
+        Command::program(base, &["-m", "venv", "--clear", folder]).stream(root)?;
+        let pip = python.clone().with(&["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        self.needed.iter().fold(pip, |pip, name| pip.with(&["-r", name])).stream(root)?;
+        Ok(true)
+    }
 }
 
 /// All scripts, one after another.

@@ -54,6 +54,13 @@ class Unknown:
         return hash(self.description)
 
 
+class _Newer(Exception):
+    """Nothing is wrong with the checkpoint, but this torch is too old for it."""
+
+
+_ELSE = "copy the checkpoint again, or load another one"
+
+
 def parse_metadata(pickled: bytes) -> Metadata:
     """From the bytes of `.metadata`. Raises `ShardfeedError` if they are damaged or something else."""
     try:
@@ -63,8 +70,12 @@ def parse_metadata(pickled: bytes) -> Metadata:
         if not isinstance(state, dict) or "storage_data" not in state or "state_dict_metadata" not in state:
             raise ShardfeedError(f"not the metadata of a distributed checkpoint, but {root!r}")
         return _metadata(state)
+    except _Newer as error:
+        raise ShardfeedError(f"{error}; load it with a newer one") from None
+    except ShardfeedError as error:
+        raise ShardfeedError(f"{error}; {_ELSE}") from error
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
-        raise ShardfeedError(f"damaged, or not written by torch.distributed.checkpoint: {error}") from error
+        raise ShardfeedError(f"damaged, or not written by torch.distributed.checkpoint: {error}; {_ELSE}") from error
 
 
 def _metadata(state: dict[str, Any]) -> Metadata:
@@ -162,6 +173,8 @@ def _named(value: Any, kind: type) -> Any:
         found = getattr(torch, value.name, None)
         if isinstance(found, kind):
             return found
+        if found is None and kind is torch.dtype:
+            raise _Newer(f"torch.{value.name} is no dtype that torch {torch.__version__} knows")
     raise ValueError(f"{value!r} is no {kind.__name__} that torch {torch.__version__} knows")
 
 

@@ -101,7 +101,7 @@ class Reader(FileSystemReader):
         try:
             metadata = parse_metadata(pickled)
         except ShardfeedError as error:
-            raise ShardfeedError(f"{path}: {error}; copy the checkpoint again, or load another one") from error
+            raise ShardfeedError(f"{path}: {error}") from error
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
