@@ -39,8 +39,8 @@ class Batch(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in Batch.__slots__:
             raise AttributeError(
-                f"this batch was made of another's tensors, by a wrapper that does not know of its {name}; take {name} from the batch that the "
-                "loader handed out, or use Batch.to(device) and Batch.copy(). With Accelerate, "
+                f"this batch was made of another's tensors, by a wrapper that does not know of its {name}; take {name} from the batch "
+                "that the loader handed out, or use Batch.to(device) and Batch.copy(). With Accelerate, "
                 "DataLoaderConfiguration(dispatch_batches=False) keeps it"
             )
         raise AttributeError(f"'Batch' object has no attribute {name!r}")

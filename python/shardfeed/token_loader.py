@@ -148,7 +148,7 @@ class TokenLoader:
         self._settings = {**self._settings, "every": every, "coordinator": coordinator}
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of one epoch, from where the stream stands. After a loop that was left at an epoch's last step, that is the next epoch."""
+        """The batches of one epoch, from where the stream stands: after a loop that was left at an epoch's last step, the next epoch."""
         self._native_loader().begin_loop()
         while (batch := self._next()) is not None:
             yield batch
@@ -213,7 +213,7 @@ class TokenLoader:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where a state stands, before or while iterating. Refuses the state of other data, or of other settings than those given."""
+        """Continues where a state stands, before or while iterating. Refuses the state of other data, or of other settings."""
         self._native_loader().load_state(json.dumps(state))
 
     def skip(self, start: int, stop: int) -> None:

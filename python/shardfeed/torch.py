@@ -1,10 +1,11 @@
 """`TokenDataset`: the token stream behind torch's DataLoader, torchdata's StatefulDataLoader, Lightning, Accelerate and the Trainer."""
 
+import inspect
 import multiprocessing
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -25,6 +26,25 @@ LOOPS_AHEAD = ("DataLoaderShard", "DataLoaderDispatcher", "DataLoaderAdapter")
 
 #: Callers further up have nothing to do with it.
 FRAMES_MAX = 24
+
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def _with_arguments_of(
+    other: Callable[Concatenate[Any, _Arguments], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _Arguments], None]]:
+    """Type checkers, editors and `help` see the arguments of another function."""
+
+    def take(function: Callable[..., None]) -> Callable[Concatenate[Any, _Arguments], None]:
+        signature = inspect.signature(other)
+        own, *rest = signature.parameters.values()
+        # As mypy calls a first argument that has no name.
+        own = own.replace(name="__arg0", kind=inspect.Parameter.POSITIONAL_ONLY)
+        function.__signature__ = signature.replace(parameters=[own, *rest])  # type: ignore[attr-defined]
+        return function
+
+    return take
 
 
 class TokenDataset(IterableDataset[Batch]):
@@ -48,6 +68,7 @@ class TokenDataset(IterableDataset[Batch]):
     trains, not before that was forked or spawned.
     """
 
+    @_with_arguments_of(TokenLoader.__init__)
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__()
         self.loader = TokenLoader(*arguments, **settings)
