@@ -11,7 +11,7 @@ use shardfeed::checkpoint::{Checkpoint, OpenOptions, ReadOptions, RunLimits, ver
 const METADATA: &str = "(cm\nMetadata\no}(\
     Vstorage_data\n}(\
     (cm\nMetadataIndex\no}(Vfqn\nVa\nVoffset\n(I0\nI0\ntub\
-    (cf\n_StorageInfo\no}(Vrelative_path\nV__0_0.distcp\nVoffset\nI0\nVlength\nILENGTH\nub\
+    (cf\n_StorageInfo\no}(Vrelative_path\nV__0_0.distcp\nVoffset\nI0\nVlength\nILENGTH\nTRANSFORMSub\
     u\
     Vstate_dict_metadata\n}(\
     Va\n(cm\nTensorStorageMetadata\no}(\
@@ -20,6 +20,13 @@ const METADATA: &str = "(cm\nMetadata\no}(\
     Vchunks\n(l((cm\nChunkStorageMetadata\no}(Voffsets\n(I0\nI0\ntVsizes\n(I2\nI3\ntube\
     ub\
     uub.";
+
+/// Nothing done to what is stored; or compressed, once and twice.
+const TRANSFORMS: [&str; 3] = [
+    "",
+    "Vtransform_descriptors\n(lVstream.zstd/1\na",
+    "Vtransform_descriptors\n(lVstream.zstd/1\naVstream.zstd/1\na",
+];
 
 const FILE: &str = "__0_0.distcp";
 
@@ -35,9 +42,11 @@ fn read(options: ReadOptions) -> Result<Vec<u8>, String> {
     read.map(|tensor| tensor.bytes).map_err(|error| error.to_string())
 }
 
-fuzz_target!(|bytes: &[u8]| {
+fuzz_target!(|bytes: &[u8]| TRANSFORMS.iter().for_each(|transforms| check(bytes, transforms)));
+
+fn check(bytes: &[u8], transforms: &str) {
     std::fs::create_dir_all(&*DIRECTORY).expect("there is room for a directory");
-    let metadata = METADATA.replace("LENGTH", &bytes.len().to_string());
+    let metadata = METADATA.replace("LENGTH", &bytes.len().to_string()).replace("TRANSFORMS", transforms);
     std::fs::write(DIRECTORY.join(".metadata"), metadata).expect("there is room for a small file");
     std::fs::write(DIRECTORY.join(FILE), bytes).expect("there is room for a small file");
     for verify in [false, true] {
@@ -56,4 +65,4 @@ fuzz_target!(|bytes: &[u8]| {
     assert!(is_read || !report.problems.is_empty(), "what cannot be read is a problem");
     // Processes that fuzz come and go; what they wrote goes with them.
     std::fs::remove_dir_all(&*DIRECTORY).expect("it was written just now");
-});
+}

@@ -18,6 +18,7 @@ __all__ = [
     "checkpoint_workers",
     "checkpoint_workers_within_memory",
     "describe_checkpoint",
+    "metadata_bytes",
     "read_checkpoint",
     "read_pickle",
 ]
@@ -84,6 +85,7 @@ _Part = tuple[int, Sequence[int], Sequence[int], int, Sequence[int]]  # chunk, o
 _Item = tuple[str, int, _Stored]  # name, bytes at most, where
 
 def read_pickle(bytes: bytes) -> Any: ...
+def metadata_bytes(path: str | PathLike[str], rank: int | None = None, follow_links: bool = False) -> bytes: ...
 def describe_checkpoint(path: str | PathLike[str], rank: int | None = None, follow_links: bool = False) -> dict[str, Any]: ...
 def read_checkpoint(
     path: str | PathLike[str],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import datetime
 import io
 import os
 import warnings
@@ -207,7 +209,11 @@ def same(
 
 def in_world(rank: int, world: int, store: Path) -> None:
     """Begins a process of a job."""
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    if VERSION < (2, 5):
+        # For those that fail; see below.
+        atexit.register(os._exit, 1)
+    limit = datetime.timedelta(seconds=120)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=limit)
 
 
 def leave() -> None:

@@ -114,11 +114,28 @@ def test_fixtures_of_every_version_load_to_the_bit(name: str, entries: dict[str,
         assert hashlib.sha256(bits(tensor)).hexdigest() == entries[key]["sha256"], key
 
 
+def test_metadata_that_are_a_link_out_or_a_pipe_are_refused(tmp_path: Path) -> None:
+    save({"a": torch.ones(2)}, tmp_path / "saved")
+    metadata = tmp_path / "saved" / ".metadata"
+    metadata.rename(tmp_path / "elsewhere")
+    metadata.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ShardfeedError, match=r"\.metadata: it is a link to .*elsewhere, outside of the checkpoint"):
+        Reader(tmp_path / "saved").read_metadata()
+    assert "a" in Reader(tmp_path / "saved", follow_links=True).read_metadata().state_dict_metadata
+    # Also where torch asks for a rank's own next.
+    with pytest.raises(ShardfeedError, match="outside of the checkpoint"):
+        load({"a": torch.zeros(2)}, tmp_path / "saved")
+    metadata.unlink()
+    os.mkfifo(metadata)
+    with pytest.raises(ShardfeedError, match=r"\.metadata: it is no file"):
+        Reader(tmp_path / "saved").read_metadata()
+
+
 def test_a_dtype_of_a_newer_torch_is_named(tmp_path: Path) -> None:
     save({"a": torch.ones(2)}, tmp_path)
     metadata = tmp_path / ".metadata"
     metadata.write_bytes(metadata.read_bytes().replace(b"float32", b"float99"))
-    with pytest.raises(ShardfeedError, match=r"\.metadata: torch.float99 is no dtype that torch .* knows; load it with a newer one$"):
+    with pytest.raises(ShardfeedError, match=r"\.metadata: torch.float99 is no dtype that torch .* knows; load it with one that does, or copy the checkpoint again$"):
         Reader(tmp_path).read_metadata()
 
 

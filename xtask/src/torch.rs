@@ -12,8 +12,9 @@ struct Environment {
     folder: &'static str,
     /// What goes into it.
     needed: &'static [&'static str],
-    /// What can be imported then.
+    /// What can be imported then, and the version of torch among it.
     modules: &'static str,
+    torch: &'static str,
     /// Versions of Python that it runs on: from one on, and before another.
     versions: &'static str,
 }
@@ -22,6 +23,7 @@ const NEWEST: Environment = Environment {
     folder: "target/torch/venv",
     needed: &["testdata/checkpoints/requirements.txt", "python/requirements.txt"],
     modules: "torch, safetensors, zstandard, pyzstd, accelerate, lightning, matplotlib, mypy, pyarrow, pyright, pytest, torchdata, transformers",
+    torch: "2.15.0",
     versions: "(3, 11) <= sys.version_info",
 };
 
@@ -29,6 +31,7 @@ const OLDEST: Environment = Environment {
     folder: "target/torch/oldest",
     needed: &["python/requirements-oldest.txt"],
     modules: "torch, safetensors, zstandard, pyzstd, pyarrow, pytest",
+    torch: "2.4.0",
     versions: "(3, 11) <= sys.version_info < (3, 13)",
 };
 
@@ -100,7 +103,6 @@ impl Environment {
             println!("torch is in {folder}");
             return Ok(Some(python));
         }
-        println!("torch is not in {folder}: installing it, once (some 5 GB)");
         if !self.install(root, &python)? {
             return Ok(None);
         }
@@ -112,7 +114,10 @@ impl Environment {
         let folder = self.folder;
         // Somebody's own environment is used as it is, and never emptied.
         if root.join(folder).is_symlink() {
-            let import = format!("import {}", self.modules);
+            let import = format!(
+                "import {}; assert torch.__version__.split('+')[0] == '{}'",
+                self.modules, self.torch
+            );
             let missing = || {
                 let names = self.needed.join(" and ");
                 Failure::new(format!("{folder} is a link to an environment without what {names} name"))
@@ -122,6 +127,7 @@ impl Environment {
         let fits = format!("import venv, ensurepip, sys; sys.exit(not ({}))", self.versions);
         let can = |name: &&&str| Command::program(name, &["-c", &fits]).probe(root).is_some();
         let Some(base) = PYTHONS.iter().find(can) else { return Ok(false) };
+        println!("torch is not in {folder}: installing it, once (some 5 GB)");
         Command::program(base, &["-m", "venv", "--clear", folder]).stream(root)?;
         let pip = python.clone().with(&["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
         self.needed.iter().fold(pip, |pip, name| pip.with(&["-r", name])).stream(root)?;

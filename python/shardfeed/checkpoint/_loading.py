@@ -57,7 +57,7 @@ def load(
         _load_state_dict(loaded, reader, no_dist=True, planner=planner)
     except CheckpointException as failed:
         # There is one rank, and what happened to it is what happened.
-        raise _cause(failed) from None
+        raise reader._refused or _cause(failed) from None
     for key in keys:
         value = state_dict[key]
         if isinstance(value, Stateful):

@@ -71,7 +71,7 @@ def parse_metadata(pickled: bytes) -> Metadata:
             raise ShardfeedError(f"not the metadata of a distributed checkpoint, but {root!r}")
         return _metadata(state)
     except _Newer as error:
-        raise ShardfeedError(f"{error}; load it with a newer one") from None
+        raise ShardfeedError(f"{error}; load it with one that does, or copy the checkpoint again") from None
     except ShardfeedError as error:
         raise ShardfeedError(f"{error}; {_ELSE}") from error
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:

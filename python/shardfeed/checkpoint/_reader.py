@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from shardfeed import _native
 from shardfeed._native import ShardfeedError
 from shardfeed.checkpoint._archives import wrong_record
 from shardfeed.checkpoint._devices import BUFFER_BYTES, BUFFERS, CudaLane, read_through_ring
@@ -91,21 +92,36 @@ class Reader(FileSystemReader):
         # Tensors of the last load that went through memory in between.
         self.staged = 0
         self._state_dict_metadata: dict[str, Any] = {}
+        # Why metadata could not be read.
+        self._refused: ShardfeedError | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """What the checkpoint says of itself; with `rank=`, what that rank says, of one that was saved without collectives."""
         rank = kwargs.get("rank")
-        path = self.fs.concat_path(self.path, ".metadata" if rank is None else f"__{rank}.metadata")
-        with self.fs.create_stream(path, "rb") as stream:
-            pickled = stream.read()
         try:
-            metadata = parse_metadata(pickled)
+            metadata = self._parsed(rank)
         except ShardfeedError as error:
-            raise ShardfeedError(f"{path}: {error}") from error
+            # Whatever is wrong with the metadata of all ranks, torch asks for those of one next: the first is what is wrong.
+            self._refused = self._refused or error
+            raise
+        self._refused = None
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+    def _parsed(self, rank: int | None) -> Metadata:
+        path = self.fs.concat_path(self.path, ".metadata" if rank is None else f"__{rank}.metadata")
+        if type(self.fs) is FileSystem:
+            # With the same care for links and pipes as everything else.
+            pickled = _native.metadata_bytes(self.path, rank, self.follow_links)
+        else:
+            with self.fs.create_stream(path, "rb") as stream:
+                pickled = stream.read()
+        try:
+            return parse_metadata(pickled)
+        except ShardfeedError as error:
+            raise ShardfeedError(f"{path}: {error}") from error
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Takes what the checkpoint says of itself, from `read_metadata` or made elsewhere."""
@@ -115,7 +131,7 @@ class Reader(FileSystemReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Forgets the last load; another path may be given for the next one."""
         super().reset(checkpoint_id)
-        self._state_dict_metadata = {}
+        self._state_dict_metadata, self._refused = {}, None
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads everything that a plan asks for. The future is complete when it is returned."""

@@ -1,10 +1,25 @@
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList};
 use shardfeed::checkpoint::{Checkpoint, OpenOptions, StoredItem};
 
 use crate::failure;
+
+/// The bytes of a checkpoint's metadata, or of a rank's.
+#[pyfunction]
+#[pyo3(signature = (path, rank=None, follow_links=false))]
+#[allow(clippy::needless_pass_by_value)] // Python hands over a value of its own.
+pub(crate) fn metadata_bytes(
+    python: Python<'_>,
+    path: PathBuf,
+    rank: Option<u32>,
+    follow_links: bool,
+) -> PyResult<Bound<'_, PyBytes>> {
+    let options = OpenOptions { rank, follow_links };
+    let bytes = python.detach(|| Checkpoint::metadata_bytes(&path, &options)).map_err(failure::raise)?;
+    Ok(PyBytes::new(python, &bytes))
+}
 
 /// What a checkpoint holds, as dictionaries and lists. All of its files are looked at; none is read but the metadata.
 #[pyfunction]

@@ -18,6 +18,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<reading::CheckpointRead>()?;
     module.add_function(wrap_pyfunction!(pickled::read_pickle, module)?)?;
     module.add_function(wrap_pyfunction!(described::describe_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(described::metadata_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(reading::read_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint_workers, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint_workers_within_memory, module)?)

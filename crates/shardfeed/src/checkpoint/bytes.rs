@@ -1,9 +1,9 @@
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 
-use super::directory::{CHANGED, FileFacts};
+use super::directory::{CHANGED, FileFacts, open_at_once};
 use super::options::{DirectIo, Stop};
 
 /// Ranges from which it pays to pass the cache by.
@@ -169,7 +169,7 @@ pub(crate) fn make_room(bytes: &mut Vec<u8>, len: u64) -> Result<(), String> {
 
 #[cfg(target_os = "linux")]
 fn open_direct(facts: &FileFacts) -> Option<File> {
-    let file = File::options().read(true).custom_flags(libc::O_DIRECT).open(&facts.path).ok()?;
+    let file = open_at_once(&facts.path, libc::O_DIRECT).ok()?;
     // It is opened by its path, a second time.
     facts.is_same(&file).is_ok_and(|is_same| is_same).then_some(file)
 }

@@ -134,12 +134,29 @@ fn touch(path: &Path) -> std::io::Result<File> {
 
 #[cfg(not(target_os = "linux"))]
 fn touch(path: &Path) -> std::io::Result<File> {
-    File::open(path)
+    open_at_once(path, 0)
 }
 
-/// Where something lies that was found by a path. Systems without `/proc` are asked for the path once more.
+/// Opens a file to be read. A pipe in its place keeps nobody waiting; somebody who has a lease on the file, and has to give it up
+/// first, is waited for.
+pub(crate) fn open_at_once(path: &Path, flags: i32) -> std::io::Result<File> {
+    let open = |flags| File::options().read(true).custom_flags(flags).open(path);
+    match open(flags | libc::O_NONBLOCK) {
+        // Of a pipe it is never said.
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => open(flags),
+        opened => opened,
+    }
+}
+
+/// Where something lies that was found by a path. Systems without `/proc` are asked for the path once more: there, a link that is changed
+/// at that moment could still lead elsewhere.
 fn place_of(file: &File, path: &Path) -> std::io::Result<PathBuf> {
-    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).or_else(|_| path.canonicalize())
+    let all = Path::new("/proc/self/fd");
+    if all.exists() {
+        std::fs::read_link(all.join(file.as_raw_fd().to_string()))
+    } else {
+        path.canonicalize()
+    }
 }
 
 impl FileFacts {
@@ -156,9 +173,7 @@ impl FileFacts {
     /// Opens it, if it is still what it was.
     pub(crate) fn open(&self) -> Result<File, String> {
         let cannot = |error: std::io::Error| format!("cannot open it: {error}");
-        // A pipe in its place must not keep anybody waiting; to files the flag means nothing.
-        let file =
-            File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&self.path).map_err(cannot)?;
+        let file = open_at_once(&self.path, 0).map_err(cannot)?;
         if !self.is_same(&file).map_err(cannot)? {
             return Err(CHANGED.to_owned());
         }
@@ -212,5 +227,11 @@ mod tests {
         assert!(made.success());
         let opened = Directory::open(directory.path(), false).unwrap();
         assert_eq!(opened.look_at("pipe").unwrap_err(), "it is no file");
+        // And one that takes a file's place.
+        let file = directory.path().join("file");
+        std::fs::write(&file, "some bytes").unwrap();
+        let facts = opened.look_at("file").unwrap();
+        std::fs::rename(directory.path().join("pipe"), &file).unwrap();
+        assert_eq!(facts.open().unwrap_err(), CHANGED);
     }
 }

@@ -153,6 +153,16 @@ impl Checkpoint {
         })
     }
 
+    /// The bytes in which a checkpoint, or the rank that the options name, says what it holds: of `.metadata`, or `__RANK.metadata`.
+    pub fn metadata_bytes(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Vec<u8>> {
+        let name = options.rank.map_or_else(|| ".metadata".to_owned(), |rank| format!("__{rank}.metadata"));
+        let file = path.as_ref().join(&name);
+        // Callers tell a file that is not there from everything else.
+        std::fs::symlink_metadata(&file).map_err(|error| Error::io(&file, "open it", error))?;
+        let directory = Directory::open(path.as_ref(), options.follow_links)?;
+        directory.read_small(&name, METADATA_BYTES_MAX).map_err(|reason| refused(&file, reason))
+    }
+
     pub(crate) fn item_failure(&self, item: &StoredItem, name: &str, reason: String) -> ItemFailure {
         let path = self.files[item.file as usize].path.clone();
         ItemFailure { path, item: name.to_owned(), offset: item.offset, reason }

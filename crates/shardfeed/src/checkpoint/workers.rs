@@ -95,6 +95,7 @@ mod tests {
         assert_eq!(workers_for(Some(64), 100, 1 << 30, 1 << 20, 5 << 20), 5);
         assert_eq!(workers_for(Some(64), 100, 1 << 30, 1 << 20, 0), 1);
         assert_eq!(workers_for(None, 100, 1 << 10, 1 << 20, 1 << 40), 1);
+        assert_eq!(workers_for(None, 100, 1 << 30, 1 << 20, 1 << 40), (2 * cores()).min(WORKERS_MAX));
     }
 
     #[test]

@@ -319,10 +319,11 @@ impl<D: Dataset> StreamingShardLoader<D> {
         let state = leased.commit(step, || self.shared.queue.snapshot(), commit)?;
         self.shared.meter.checkpoints.fetch_add(1, Relaxed);
         // It is committed, whatever becomes of the file: whoever is told otherwise would discard it.
-        if let Some(path) = self.shared.config.checkpoint_path()
-            && let Err(error) = write_checkpoint(path, &state)
-        {
-            self.unsaved(error);
+        if let Some(path) = self.shared.config.checkpoint_path() {
+            match write_checkpoint(path, &state) {
+                Ok(()) => self.saved().unsaved = None,
+                Err(error) => self.unsaved(error),
+            }
         }
         Ok(())
     }
@@ -480,10 +481,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
         }
         let snapshot = self.shared.queue.snapshot();
         let state = self.checkpoint(&snapshot, step);
-        self.save(&snapshot, state)?;
-        // An older one that could not be saved no longer matters.
-        self.saved().unsaved = None;
-        Ok(())
+        self.save(&snapshot, state)
     }
 
     /// Takes other samples for the rest of `epoch`, since they were dealt again. What was handed out must be in it as it
@@ -586,6 +584,8 @@ impl<D: Dataset> StreamingShardLoader<D> {
             (None, _) => Ok(()),
         };
         written.and(registered)?;
+        // An older one that could not be no longer matters.
+        saved.unsaved = None;
         self.shared.meter.checkpoints.fetch_add(1, Relaxed);
         Ok(())
     }

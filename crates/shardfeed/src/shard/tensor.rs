@@ -6,8 +6,8 @@ use crate::{Error, Result};
 /// A small n-dimensional array: a shape, and its elements row after row. Not a tensor library: it goes to `ndarray`, or
 /// to whatever a trainer computes with, through [`as_slice`](Self::as_slice).
 ///
-/// Clones and rows share their elements, so that neither copies anything; but a single number, such as a label, is copied, which
-/// costs less than sharing it.
+/// Clones and rows share their elements, so that neither copies anything; but a single element, such as a label, is cloned,
+/// which for numbers costs less than sharing it.
 ///
 /// ```
 /// use shardfeed::Tensor;

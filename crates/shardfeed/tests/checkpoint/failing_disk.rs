@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use shardfeed::checkpoint::{Checkpoint, Dtype, ReadPlan};
 
-use crate::support::{scratch, some_bytes, ways};
+use crate::support::{some_bytes, ways};
 use crate::writer::{Item, Writer};
 
 const CHILD: &str = "SHARDFEED_TEST_FAILING_DISK";
@@ -50,7 +50,8 @@ fn child() {
 }
 
 fn run_child(fault: &str) -> Output {
-    let directory = scratch();
+    // Programs may be loaded from there.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let library = directory.path().join("failing_disk.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoint/failing_disk.c");
     let made = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).status();
@@ -64,6 +65,10 @@ fn run_child(fault: &str) -> Output {
         .output()
         .unwrap();
     assert!(output.status.success(), "{fault}: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("1 passed"), "{text}");
+    let faults = text.lines().find_map(|line| line.strip_suffix(" faults")?.parse::<u64>().ok());
+    assert_eq!(faults.unwrap() > 0, fault != "none", "{fault}: {text}");
     output
 }
 
