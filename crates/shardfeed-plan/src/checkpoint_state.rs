@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Assignment, DealtOrder, Facts, Needs, Partition, PartitionStrategy, Rank};
@@ -277,8 +279,8 @@ impl CheckpointState {
             (Some(partition), _) => partition.clone(),
             (None, Needs::Labels) => return Err(CheckpointError::NeedsData("labels")),
             (None, Needs::Keys) if self.facts != 0 => return Err(CheckpointError::NeedsData("keys")),
-            // Each sample would have to be hashed: not for a number that somebody made up.
-            (None, Needs::Keys) if self.samples as u64 > HASHED_MAX => {
+            // Each sample would have to be hashed for each worker: not for numbers that somebody made up.
+            (None, Needs::Keys) if self.hashes() > HASHED_MAX => {
                 return Err(CheckpointError::NeedsData("number of samples"));
             }
             (None, _) => {
@@ -294,21 +296,32 @@ impl CheckpointState {
             }
         };
         let rank = u32::try_from(self.rank).unwrap_or(u32::MAX);
-        let assignment = match &self.assignment {
-            Some(assignment) => assignment.clone(),
+        let order = match &self.assignment {
+            Some(assignment) => DealtOrder::new(&partition, self.epoch, assignment.clone()),
             None => {
                 let rank = Rank::new(rank, partition.world_size());
                 let rank = rank.map_err(|error| CheckpointError::Damaged(error.to_string()))?;
-                Assignment::whole(rank.index(), partition.order(rank, self.epoch).len())
+                // Of this worker alone: how many there are is for anybody to make up.
+                let order = partition.order(rank, self.epoch);
+                let whole = Assignment::whole(rank.index(), order.len());
+                DealtOrder::of_orders(rank.world_size(), whole, |_| order.clone())
             }
-        };
-        let order = DealtOrder::new(&partition, self.epoch, assignment).map_err(damaged)?;
+        }
+        .map_err(damaged)?;
         let positions = self.processed.clone().into_iter().flat_map(|(start, end)| start..end);
         Ok(positions.map_while(move |position| Some(order.index(position)?.0 as usize)))
     }
+
+    /// How many samples are looked at, where they are hashed: all, once for each whose samples the worker has.
+    fn hashes(&self) -> u64 {
+        let stretches = self.assignment.iter().flat_map(Assignment::stretches);
+        let origins: BTreeSet<u32> = stretches.map(|stretch| stretch.origin).collect();
+        (self.samples as u64).saturating_mul(origins.len().max(1) as u64)
+    }
 }
 
-const HASHED_MAX: u64 = 1 << 32;
+/// Some seconds of hashing, and a gigabyte of samples where one worker has them all.
+const HASHED_MAX: u64 = 1 << 28;
 
 /// Far more threads than anybody has: each may leave a position behind that others have passed.
 const GAPS_MAX: u64 = 1 << 16;
@@ -321,5 +334,96 @@ fn position(processed: &[(u64, u64)]) -> u64 {
 impl PartialEq for CheckpointState {
     fn eq(&self, other: &Self) -> bool {
         self.to_json() == other.to_json()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Classes, Owners, Stretch};
+
+    /// Twenty samples on two workers, of which the second handed out six.
+    fn of(strategy: &PartitionStrategy, facts: Facts, assignment: Option<Assignment>) -> CheckpointState {
+        let stream = StreamIdentity {
+            rank: Rank::new(1, 2).unwrap(),
+            shuffle_seed: (strategy.needs() != Needs::Nothing).then_some(42),
+            strategy,
+            samples: 20,
+            fingerprint: 99,
+            facts: facts.fingerprint(),
+        };
+        let partition = Partition::new(strategy, 20, 2, stream.shuffle_seed, facts).unwrap();
+        let step = assignment.is_some().then_some(7);
+        let progress = Progress {
+            epoch: 3,
+            processed: vec![(0, 4), (6, 7)],
+            assignment,
+            step,
+            timestamp: 1_700_000_000,
+        };
+        CheckpointState::new(&stream, progress, &partition)
+    }
+
+    /// What was written stays readable, byte for byte: another form is another [`CHECKPOINT_FORMAT`]. Fingerprints of keys and labels
+    /// were computed by another program.
+    #[test]
+    fn golden_states() {
+        let hashed = PartitionStrategy::HashBased { num_partitions: 16, hash_seed: u64::MAX };
+        let adaptive = PartitionStrategy::Adaptive {
+            base_strategy: Box::new(PartitionStrategy::Contiguous),
+            rebalance_threshold: 0.1,
+        };
+        let stretch = |origin, start, end| Stretch { origin, start, end };
+        let dealt = [stretch(1, 0, 5), stretch(0, 8, 10)].into_iter().collect();
+        let mut owners = Owners::new(16, u64::MAX, 2);
+        (0..20_u8).for_each(|row| owners.push(Some(&[row / 2])));
+        let mut classes = Classes::new(3);
+        (0..20).for_each(|row| classes.push(Some(row % 3)).unwrap());
+        let golden = [
+            (
+                of(&PartitionStrategy::RoundRobin, Facts::None, None),
+                r#"{"format":1,"epoch":3,"position":4,"shuffle_seed":null,"rank":1,"timestamp":1700000000,"world_size":2,"step":null,"strategy":"round_robin","samples":20,"fingerprint":99,"facts":0,"processed":[[0,4],[6,7]],"assignment":null}"#,
+            ),
+            (
+                of(&PartitionStrategy::Contiguous, Facts::None, None),
+                r#"{"format":1,"epoch":3,"position":4,"shuffle_seed":null,"rank":1,"timestamp":1700000000,"world_size":2,"step":null,"strategy":"contiguous","samples":20,"fingerprint":99,"facts":0,"processed":[[0,4],[6,7]],"assignment":null}"#,
+            ),
+            (
+                of(&hashed, Facts::None, None),
+                r#"{"format":1,"epoch":3,"position":4,"shuffle_seed":42,"rank":1,"timestamp":1700000000,"world_size":2,"step":null,"strategy":{"hash_based":{"num_partitions":16,"hash_seed":18446744073709551615}},"samples":20,"fingerprint":99,"facts":0,"processed":[[0,4],[6,7]],"assignment":null}"#,
+            ),
+            (
+                of(&hashed, Facts::Owners(Arc::new(owners)), None),
+                r#"{"format":1,"epoch":3,"position":4,"shuffle_seed":42,"rank":1,"timestamp":1700000000,"world_size":2,"step":null,"strategy":{"hash_based":{"num_partitions":16,"hash_seed":18446744073709551615}},"samples":20,"fingerprint":99,"facts":2394431434637954885,"processed":[[0,4],[6,7]],"assignment":null}"#,
+            ),
+            (
+                of(&PartitionStrategy::RangeBased { ranges: vec![(12, 20), (0, 12)] }, Facts::None, None),
+                r#"{"format":1,"epoch":3,"position":4,"shuffle_seed":null,"rank":1,"timestamp":1700000000,"world_size":2,"step":null,"strategy":{"range_based":{"ranges":[[12,20],[0,12]]}},"samples":20,"fingerprint":99,"facts":0,"processed":[[0,4],[6,7]],"assignment":null}"#,
+            ),
+            (
+                of(
+                    &PartitionStrategy::Stratified { num_classes: 3 },
+                    Facts::Classes(Arc::new(classes)),
+                    None,
+                ),
+                r#"{"format":1,"epoch":3,"position":4,"shuffle_seed":42,"rank":1,"timestamp":1700000000,"world_size":2,"step":null,"strategy":{"stratified":{"num_classes":3}},"samples":20,"fingerprint":99,"facts":4075867916305137243,"processed":[[0,4],[6,7]],"assignment":null}"#,
+            ),
+            (
+                of(&adaptive, Facts::None, Some(dealt)),
+                r#"{"format":1,"epoch":3,"position":4,"shuffle_seed":null,"rank":1,"timestamp":1700000000,"world_size":2,"step":7,"strategy":{"adaptive":{"base_strategy":"contiguous","rebalance_threshold":0.1}},"samples":20,"fingerprint":99,"facts":0,"processed":[[0,4],[6,7]],"assignment":[{"origin":1,"start":0,"end":5},{"origin":0,"start":8,"end":10}]}"#,
+            ),
+        ];
+        for (state, json) in golden {
+            assert_eq!(state.to_json(), json);
+            let stored = CheckpointState::from_json(json).unwrap();
+            assert_eq!(stored, state);
+            assert_eq!(stored.processed_count(), 5);
+            // Those that need the data say so.
+            if let Ok(indices) = stored.try_processed_indices() {
+                assert!(indices.eq(state.processed_indices()), "{json}");
+            }
+        }
     }
 }

@@ -174,8 +174,8 @@ impl Deals {
         self.deal_again(None)
     }
 
-    /// The same for a worker that has nothing to do: it gets a sample if anybody has one left that is not begun. So nobody who
-    /// can work waits while there is work, as if samples were handed out one by one.
+    /// The same for a worker that has nothing to do: once anybody's throughput is known, it gets a sample if somebody has one left that is
+    /// not begun. So nobody who can work waits while there is work, as if samples were handed out one by one.
     pub fn rebalance_for(&mut self, idle: usize) -> Option<&Deal> {
         self.deal_again(Some(idle))
     }

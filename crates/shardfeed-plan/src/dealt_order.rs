@@ -14,15 +14,24 @@ pub struct DealtOrder {
 impl DealtOrder {
     /// Samples of a partition's epoch. Refuses those that nobody has.
     pub fn new(partition: &Partition, epoch: u64, assignment: Assignment) -> Result<Self, PartitionError> {
+        Self::of_orders(partition.world_size(), assignment, |rank| partition.order(rank, epoch))
+    }
+
+    /// The same, of the orders that the strategy gives workers of one epoch: for those who have looked them up.
+    pub fn of_orders(
+        world_size: u32,
+        assignment: Assignment,
+        order_of: impl Fn(Rank) -> SampleOrder,
+    ) -> Result<Self, PartitionError> {
         let mut origins = BTreeMap::new();
         for stretch in assignment.stretches() {
             let (origin, start, end) = (stretch.origin, stretch.start, stretch.end);
             let order = match origins.entry(origin) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(place) => {
-                    let rank = Rank::new(origin, partition.world_size());
+                    let rank = Rank::new(origin, world_size);
                     let rank = rank.map_err(|_| PartitionError::Dealt { origin, start, end, len: 0 })?;
-                    place.insert(partition.order(rank, epoch))
+                    place.insert(order_of(rank))
                 }
             };
             if end > order.len() {

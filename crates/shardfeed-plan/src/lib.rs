@@ -53,8 +53,8 @@ pub use manifest::{
 };
 pub use order::{EpochOrder, StepPlan, Tail};
 pub use partition::{
-    Classes, Facts, Needs, Owners, Partition, PartitionError, PartitionStrategy, SampleOrder, hash_of_index,
-    hash_of_key,
+    Classes, Facts, Needs, Owners, Partition, PartitionError, PartitionStrategy, SAMPLES_WITH_TABLE_MAX,
+    SampleOrder, hash_of_index, hash_of_key,
 };
 pub use permutation::Permutation;
 pub use permute::{fisher_yates, key, mix};

@@ -83,6 +83,20 @@ impl StepNumbers {
         first_from(now, nominal.min(sequences), skips).min(sequences)
     }
 
+    /// Where the steps after `step` begin, which may lie before the last changes.
+    pub fn position_after(&self, step: u64, sequences: u64, skips: &Skips) -> u64 {
+        let mut then = self.clone();
+        then.go_back(step);
+        let end = self.changes.get(then.changes.len()).map_or(sequences, |next| next.position);
+        then.position_of(step.saturating_add(1), end, skips)
+    }
+
+    /// Forgets changes after a step, but for the first that is remembered.
+    pub fn go_back(&mut self, step: u64) {
+        let changes = self.changes.partition_point(|change| change.step <= step);
+        self.changes.truncate(changes.max(1));
+    }
+
     /// Where step `step` begins and how large it is; `None` if it was skipped, is past the end, or is forgotten.
     pub fn find(&self, step: u64, order: &EpochOrder, skips: &Skips) -> Option<BatchChange> {
         let index = self.changes.iter().rposition(|change| change.step <= step)?;

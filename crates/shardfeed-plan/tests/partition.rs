@@ -334,6 +334,23 @@ fn golden_values_of_samples_that_were_dealt_again() {
 }
 
 #[test]
+fn lens_are_those_of_the_orders() {
+    for kind in KINDS {
+        for len in [0, 1, 2, 7, 50, 333] {
+            for world_size in [1, 2, 3, 8, 17] {
+                let samples = Samples::new(len, 4, len % 2 == 0);
+                let (strategy, facts) =
+                    (kind.strategy(&samples, world_size), samples.facts(kind, world_size));
+                let partition = Partition::new(&strategy, samples.len(), world_size, Some(5), facts).unwrap();
+                let ranks = (0..world_size).map(|rank| Rank::new(rank, world_size).unwrap());
+                let of_orders: Vec<u64> = ranks.map(|rank| partition.order(rank, 3).len()).collect();
+                assert_eq!(partition.lens(), of_orders, "{kind:?}, {len} samples, {world_size} workers");
+            }
+        }
+    }
+}
+
+#[test]
 fn epochs_differ_and_keys_stay_together() {
     let samples = Samples::new(1000, 4, false);
     for kind in KINDS {
@@ -361,7 +378,10 @@ fn what_cannot_be_meant_is_refused_with_what_to_do() {
         (PartitionStrategy::HashBased { num_partitions: 0, hash_seed: 1 }, "num_partitions is 0"),
         (PartitionStrategy::Stratified { num_classes: 0 }, "num_classes is 0"),
         (PartitionStrategy::Stratified { num_classes: usize::MAX }, "at most 16777216"),
-        (PartitionStrategy::Stratified { num_classes: 3 }, "sample 0 has no label"),
+        (
+            PartitionStrategy::Stratified { num_classes: 3 },
+            "sample 0 has no label, and strata are made of labels; give the data set labels, or choose another strategy",
+        ),
         (adaptive(PartitionStrategy::RoundRobin, -0.1), "-0.1"),
         (adaptive(PartitionStrategy::RoundRobin, f64::NAN), "NaN"),
         (adaptive(adaptive(PartitionStrategy::RoundRobin, 0.1), 0.1), "adaptive itself"),
@@ -377,4 +397,63 @@ fn what_cannot_be_meant_is_refused_with_what_to_do() {
     let message = classes.push(Some(3)).unwrap_err().to_string();
     assert!(message.contains("sample 1 has label 3") && message.contains("0 to 2"), "{message}");
     assert_eq!(classes.push(None), Err(PartitionError::NoLabel { row: 1 }));
+    let message = Classes::new(0).push(Some(3)).unwrap_err().to_string();
+    assert!(message.contains("num_classes is 0; say how many"), "{message}");
+}
+
+#[test]
+fn owners_and_classes_of_another_division_are_refused_with_both_numbers() {
+    let hashed = |num_partitions, hash_seed| PartitionStrategy::HashBased { num_partitions, hash_seed };
+    let owners = |num_partitions, hash_seed, world_size| {
+        let mut owners = Owners::new(num_partitions, hash_seed, world_size);
+        (0..10).for_each(|_| owners.push(None));
+        Facts::Owners(Arc::new(owners))
+    };
+    let classes = || {
+        let mut classes = Classes::new(4);
+        (0..10).for_each(|row| classes.push(Some(row % 2)).unwrap());
+        Facts::Classes(Arc::new(classes))
+    };
+    let stratified = |num_classes| PartitionStrategy::Stratified { num_classes };
+    let refused = |strategy: &PartitionStrategy, len, facts| {
+        Partition::new(strategy, len, 2, None, facts).map(|_| ()).unwrap_err().to_string()
+    };
+    for (message, words) in [
+        // Samples of workers 2 and 3 would be nobody's.
+        (refused(&hashed(8, 1), 10, owners(8, 1, 4)), "their world size is 4, here it is 2"),
+        (refused(&hashed(8, 1), 10, owners(6, 1, 2)), "their number of partitions is 6, here it is 8"),
+        (refused(&hashed(8, 1), 10, owners(8, 3, 2)), "their hash seed is 3, here it is 1"),
+        (refused(&hashed(8, 1), 11, owners(8, 1, 2)), "their number of samples is 10, here it is 11"),
+        (refused(&stratified(3), 10, classes()), "their number of classes is 4, here it is 3"),
+        (refused(&stratified(4), 9, classes()), "their number of samples is 10, here it is 9"),
+    ] {
+        assert!(message.contains(words), "{message}");
+    }
+    assert!(Partition::new(&hashed(8, 1), 10, 2, None, owners(8, 1, 2)).is_ok());
+    assert!(Partition::new(&stratified(4), 10, 2, None, classes()).is_ok());
+}
+
+#[test]
+fn more_samples_than_a_table_is_kept_of_are_refused_where_there_is_one() {
+    let new = |strategy: &PartitionStrategy, len| Partition::new(strategy, len, 2, Some(1), Facts::None);
+    let hashed = PartitionStrategy::HashBased { num_partitions: 8, hash_seed: 1 };
+    let adaptive =
+        PartitionStrategy::Adaptive { base_strategy: Box::new(hashed.clone()), rebalance_threshold: 0.1 };
+    for strategy in [hashed, adaptive, PartitionStrategy::Stratified { num_classes: 2 }] {
+        let message = new(&strategy, 1 << 48).unwrap_err().to_string();
+        assert!(
+            message.contains("281474976710656 samples") && message.contains("at most 4294967296"),
+            "{message}"
+        );
+        assert!(message.contains("RoundRobin, Contiguous or RangeBased"), "{message}");
+        assert_eq!(strategy.validate_len(1 << 32), Ok(()));
+        let too_many = PartitionError::TooManySamples { len: (1 << 32) + 1 };
+        assert_eq!(strategy.validate_len((1 << 32) + 1), Err(too_many));
+    }
+    let len = 1_u64 << 48;
+    let ranges = PartitionStrategy::RangeBased { ranges: vec![(0, 7), (7, len as usize)] };
+    for strategy in [PartitionStrategy::RoundRobin, PartitionStrategy::Contiguous, ranges] {
+        let last = new(&strategy, len).unwrap().order(Rank::new(1, 2).unwrap(), 0);
+        assert!(last.index(last.len() - 1).is_some_and(|index| index < len));
+    }
 }

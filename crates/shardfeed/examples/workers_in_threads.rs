@@ -1,9 +1,10 @@
-//! Two workers, each shared by three threads; their checkpoints go to one coordinator, from which another worker goes on.
+//! Two workers at the same time, each shared by three threads; their checkpoints go to one coordinator, from which another worker goes on.
 //!
 //! `cargo run -p shardfeed --example workers_in_threads`
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
 
 use shardfeed::{
     StreamCoordinator, StreamingConfig, StreamingShardIterator, StreamingShardLoader, Tensor, TensorDataset,
@@ -22,36 +23,51 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let coordinator = Arc::new(StreamCoordinator::new(config(0)?)?);
 
-    let mut seen = BTreeSet::new();
+    let mut loaders = Vec::new();
     for rank in 0..WORKERS {
         coordinator.register_worker(rank, vec![])?;
         let loader = StreamingShardLoader::new(dataset.clone(), config(rank)?)?;
-        let loader = Arc::new(loader.with_coordinator(Arc::clone(&coordinator)));
-        let counts = std::thread::scope(|scope| {
-            let take = |_| {
-                let samples = StreamingShardIterator::new(Arc::clone(&loader));
-                scope.spawn(|| {
-                    samples.map(|sample| Ok(sample?.0.as_slice()[0])).collect::<shardfeed::Result<Vec<u32>>>()
-                })
-            };
-            let threads: Vec<_> = (0..THREADS).map(take).collect();
-            threads
-                .into_iter()
-                .map(|thread| {
-                    let samples = thread.join().expect("it does not panic")?;
-                    assert!(samples.iter().all(|sample| seen.insert(*sample)), "no sample comes twice");
-                    Ok(samples.len())
-                })
-                .collect::<shardfeed::Result<Vec<usize>>>()
-        })?;
-        println!("worker {rank}: its {THREADS} threads took {counts:?} samples");
-        assert_eq!(counts.iter().sum::<usize>(), SAMPLES / WORKERS);
+        loaders.push(Arc::new(loader.with_coordinator(Arc::clone(&coordinator))));
     }
+    // Nobody takes a sample before all threads of all workers are there.
+    let (all_are_there, now_at_work, most_at_work) =
+        (Barrier::new(WORKERS * THREADS), AtomicUsize::new(0), AtomicUsize::new(0));
+    let take = |loader: Arc<StreamingShardLoader<TensorDataset<u32, u8>>>| -> shardfeed::Result<Vec<u32>> {
+        let at_work = now_at_work.fetch_add(1, Relaxed) + 1;
+        most_at_work.fetch_max(at_work, Relaxed);
+        all_are_there.wait();
+        let samples = StreamingShardIterator::new(loader).map(|sample| Ok(sample?.0.as_slice()[0])).collect();
+        now_at_work.fetch_sub(1, Relaxed);
+        samples
+    };
+    let mut seen = BTreeSet::new();
+    std::thread::scope(|scope| -> shardfeed::Result<()> {
+        let start = |loader| {
+            let loaders = std::iter::repeat_n(loader, THREADS).map(Arc::clone);
+            loaders.map(|loader| scope.spawn(|| take(loader))).collect::<Vec<_>>()
+        };
+        // All begin before the first is waited for.
+        let workers: Vec<_> = loaders.iter().map(start).collect();
+        for (rank, threads) in workers.into_iter().enumerate() {
+            let mut counts = Vec::new();
+            for thread in threads {
+                let samples = thread.join().expect("it does not panic")?;
+                assert!(samples.iter().all(|sample| seen.insert(*sample)), "no sample comes twice");
+                counts.push(samples.len());
+            }
+            println!("worker {rank}: its {THREADS} threads took {counts:?} samples");
+            assert_eq!(counts.iter().sum::<usize>(), SAMPLES / WORKERS);
+        }
+        Ok(())
+    })?;
+    println!("{} threads were at work at the same time", most_at_work.load(Relaxed));
+    assert_eq!(most_at_work.load(Relaxed), WORKERS * THREADS);
     assert_eq!(seen.len(), SAMPLES);
 
     let state = coordinator.get_checkpoint(1)?.expect("worker 1 took 5,000 samples");
     println!("the coordinator knows that worker 1 handed out {} samples", state.processed_count());
     assert_eq!(state.processed_count(), 5000);
+    drop(loaders);
     let other = StreamingShardLoader::new(dataset, config(1)?)?;
     other.restore_from_checkpoint(state)?;
     assert!(other.next()?.is_none(), "nothing is left for whoever goes on in its place");

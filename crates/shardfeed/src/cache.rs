@@ -106,6 +106,16 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write_in_steps(path, bytes, || ())
 }
 
+/// So that a name in it is there after the power failed. Not every system lets directories be opened or synced, and the file itself is
+/// safe by then; a disk that fails is another matter.
+fn sync_directory(dir: &Path) -> io::Result<()> {
+    let Ok(dir) = File::open(dir) else { return Ok(()) };
+    dir.sync_all().or_else(|error| match error.kind() {
+        io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied => Ok(()),
+        _ => Err(error),
+    })
+}
+
 /// The same. `step` is called before, between and after the calls of the system that change something.
 pub(crate) fn write_in_steps(path: &Path, bytes: &[u8], mut step: impl FnMut()) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -128,10 +138,9 @@ pub(crate) fn write_in_steps(path: &Path, bytes: &[u8], mut step: impl FnMut()) 
     match written.and_then(|()| std::fs::rename(&temporary, path)) {
         Ok(()) => {
             step();
-            // Not every system lets directories be opened; the file itself is safe by now.
-            let _ = File::open(dir).and_then(|dir| dir.sync_all());
+            let synced = sync_directory(dir);
             step();
-            Ok(())
+            synced
         }
         Err(error) => {
             let _ = std::fs::remove_file(&temporary);

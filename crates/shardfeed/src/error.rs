@@ -224,9 +224,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::NotFound => {
-            "check the path, or put it back if it was there when the data set was scanned"
-        }
+        io::ErrorKind::NotFound => "check the path, or put it back if it was there before",
         io::ErrorKind::PermissionDenied => "check who may read and write it",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the disk is full: remove something",
         _ => "check the path and the disk, and try again",

@@ -86,8 +86,8 @@ pub use shardfeed_plan::{
     Assignment, Basis, CheckpointError, CheckpointState, DataFile, Deal, DealError, Deals, EpochOrder,
     EpochPlan, FileShardError, Fingerprint, IdType, Manifest, MemoryNeeds, Packing, PageChecksum,
     PageChecksums, PartitionError, PartitionStrategy, PlanError, PlanReport, Rank, RankError, RankLoad,
-    RankMemory, RowGroup, SettingsError, SettingsRequest, ShuffleQuality, SkipsError, Spread, StateError,
-    StreamSettings, StreamState, Tail, TokenColumn, WORLD_SIZE_MAX, key, mix,
+    RankMemory, RowGroup, SAMPLES_WITH_TABLE_MAX, SettingsError, SettingsRequest, ShuffleQuality, SkipsError,
+    Spread, StateError, StreamSettings, StreamState, Tail, TokenColumn, WORLD_SIZE_MAX, key, mix,
 };
 
 /// The examples of the README are run as tests.

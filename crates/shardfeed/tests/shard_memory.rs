@@ -1,9 +1,14 @@
-//! What a worker's view of a billion samples takes.
+//! What a worker's view of a billion samples takes, and what a checkpoint does that somebody made by hand.
 
-use shardfeed::{Dataset, PartitionStrategy, Result, StreamingConfig, StreamingShardLoader};
+use std::sync::{Mutex, PoisonError};
+
+use shardfeed::{CheckpointState, Dataset, PartitionStrategy, Result, StreamingConfig, StreamingShardLoader};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
+
+/// Memory is counted for one test at a time.
+static COUNTS: Mutex<()> = Mutex::new(());
 
 struct Indexes(usize);
 
@@ -21,6 +26,7 @@ impl Dataset for Indexes {
 
 #[test]
 fn a_view_of_a_billion_samples_takes_kilobytes() {
+    let _alone = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
     let _profiler = dhat::Profiler::builder().testing().build();
     let cut = |worker: usize| 1_000_000 * worker;
     let ranges = (0..1000).map(|worker| (cut(worker), cut(worker + 1))).collect();
@@ -39,5 +45,46 @@ fn a_view_of_a_billion_samples_takes_kilobytes() {
         let taken = dhat::HeapStats::get().curr_bytes - before.curr_bytes;
         assert!(taken < 40 << 10, "{taken} bytes for {strategy:?}");
         assert_eq!(loader.len(), 1_000_000);
+    }
+}
+
+#[test]
+fn a_checkpoint_made_by_hand_takes_as_much_as_it_is_long() {
+    let _alone = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let config = |strategy| StreamingConfig::new(4, 1).unwrap().with_partition_strategy(strategy);
+    let adaptive = PartitionStrategy::Adaptive {
+        base_strategy: Box::new(PartitionStrategy::RoundRobin),
+        rebalance_threshold: 0.1,
+    };
+    let hashed = PartitionStrategy::HashBased { num_partitions: 4, hash_seed: 1 };
+    for (strategy, seed) in [
+        (PartitionStrategy::RoundRobin, None),
+        (PartitionStrategy::Contiguous, Some(3)),
+        (adaptive, None),
+        (hashed, Some(3)),
+    ] {
+        let config = config(strategy.clone()).with_prefetch_buffer_size(0);
+        let config = seed.map_or(config.clone(), |seed| config.with_shuffle_seed(seed));
+        let loader = StreamingShardLoader::new(Indexes(1000), config).unwrap();
+        loader.next().unwrap();
+        let json = loader.get_checkpoint().to_json();
+        let made_up = json.replace("\"world_size\":4", "\"world_size\":4294967295");
+        let dealt = made_up
+            .replace("\"assignment\":null", "\"assignment\":[{\"origin\":4294967294,\"start\":0,\"end\":1}]");
+        assert!(made_up != json && made_up != dealt, "{json}");
+        let as_many_as_can_be = |json: &str| {
+            json.replace("\"samples\":1000", "\"samples\":18446744073709551615")
+                .replace("\"end\":1}", "\"end\":4294967296}")
+        };
+        for json in [as_many_as_can_be(&made_up), as_many_as_can_be(&dealt), made_up, dealt] {
+            let _profiler = dhat::Profiler::builder().testing().build();
+            let state = CheckpointState::from_json(&json).unwrap();
+            let indices = state.try_processed_indices().map(|indices| indices.take(3).count());
+            let taken = dhat::HeapStats::get().max_bytes;
+            assert!(taken < 40 << 10, "{taken} bytes for {strategy:?}");
+            if let Ok(count) = indices {
+                assert!(count <= 1);
+            }
+        }
     }
 }

@@ -382,7 +382,14 @@ mod tests {
             shuffle_seed: Some(42),
             strategy: Some(PartitionStrategy::RoundRobin),
         };
+        // What a worker hands on is what it writes into files: `checkpoint_state.rs` has the other golden ones.
+        let checkpoint = r#"{"format":1,"epoch":3,"position":4,"shuffle_seed":42,"rank":1,"timestamp":1700000000,"world_size":2,"step":7,"strategy":"round_robin","samples":20,"fingerprint":99,"facts":0,"processed":[[0,4]],"assignment":null}"#;
         let golden = [
+            (
+                Key::Checkpoint(1),
+                Value::Checkpoint(Box::new(CheckpointState::from_json(checkpoint).unwrap())),
+                checkpoint,
+            ),
             (
                 Key::Run(SCOPE, ID),
                 Value::Run(run),

@@ -26,6 +26,9 @@ impl Classes {
         let row = self.labels.len();
         let label = label.ok_or(PartitionError::NoLabel { row })?;
         let num_classes = self.counts.len();
+        if num_classes == 0 {
+            return Err(PartitionError::NoClasses);
+        }
         let count = usize::try_from(label).ok().and_then(|label| self.counts.get_mut(label));
         *count.ok_or(PartitionError::Label { row, label, num_classes })? += 1;
         self.labels.push(label);
@@ -38,6 +41,11 @@ impl Classes {
         self.fingerprint
     }
 
+    /// That was the last: no more memory than they need.
+    pub fn shrink_to_fit(&mut self) {
+        self.labels.shrink_to_fit();
+    }
+
     /// Samples so far.
     pub fn len(&self) -> u64 {
         self.labels.len()
@@ -46,6 +54,19 @@ impl Classes {
     /// Whether there is none yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Refuses those of another division.
+    pub(super) fn check(&self, len: u64, num_classes: usize) -> Result<(), PartitionError> {
+        for (what, theirs, ours) in [
+            ("number of classes", self.counts.len() as u64, num_classes as u64),
+            ("number of samples", self.len(), len),
+        ] {
+            if theirs != ours {
+                return Err(PartitionError::Facts { facts: "classes", what, theirs, ours });
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn class(&self, index: u64) -> usize {

@@ -1,4 +1,4 @@
-use super::Table;
+use super::{PartitionError, Table};
 use crate::{key, mix};
 
 /// Who owns each sample, by the hash of its key. Made of all keys, in order.
@@ -34,6 +34,11 @@ impl Owners {
         self.fingerprint
     }
 
+    /// That was the last: no more memory than they need.
+    pub fn shrink_to_fit(&mut self) {
+        self.workers.shrink_to_fit();
+    }
+
     /// Samples so far.
     pub fn len(&self) -> u64 {
         self.workers.len()
@@ -42,6 +47,21 @@ impl Owners {
     /// Whether there is none yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Refuses those of another division, such as `other` of no sample yet.
+    pub(super) fn check(&self, len: u64, other: &Self) -> Result<(), PartitionError> {
+        for (what, theirs, ours) in [
+            ("world size", self.world_size.into(), other.world_size.into()),
+            ("number of partitions", self.partitions, other.partitions),
+            ("hash seed", self.hash_seed, other.hash_seed),
+            ("number of samples", self.len(), len),
+        ] {
+            if theirs != ours {
+                return Err(PartitionError::Facts { facts: "owners", what, theirs, ours });
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn owner(&self, index: u64) -> u32 {

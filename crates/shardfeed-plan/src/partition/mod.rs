@@ -15,7 +15,7 @@ mod table; // small numbers, kept small
 pub use classes::Classes;
 pub use hash::{Owners, hash_of_index, hash_of_key};
 pub use order::SampleOrder;
-pub use strategy::{Needs, PartitionError, PartitionStrategy};
+pub use strategy::{Needs, PartitionError, PartitionStrategy, SAMPLES_WITH_TABLE_MAX};
 
 use ranges::check_ranges;
 use table::Table;
@@ -93,27 +93,28 @@ impl Partition {
         facts: Facts,
     ) -> Result<Self, PartitionError> {
         strategy.validate(world_size)?;
+        strategy.validate_len(len)?;
         let division = match (strategy.base(), facts) {
             (PartitionStrategy::Contiguous, _) => Division::Blocks,
             (PartitionStrategy::RangeBased { ranges }, _) => {
                 Division::Ranges(check_ranges(ranges, len, world_size)?.into())
             }
-            (PartitionStrategy::HashBased { .. }, Facts::Owners(owners)) => Division::Owned(owners),
+            (&PartitionStrategy::HashBased { num_partitions, hash_seed }, Facts::Owners(owners)) => {
+                owners.check(len, &Owners::new(num_partitions, hash_seed, world_size))?;
+                Division::Owned(owners)
+            }
             (&PartitionStrategy::HashBased { num_partitions, hash_seed }, _) => {
                 Division::Hashed { partitions: hash::partitions(num_partitions, world_size), seed: hash_seed }
             }
-            (PartitionStrategy::Stratified { .. }, Facts::Classes(classes)) => Division::Stratified(classes),
+            (&PartitionStrategy::Stratified { num_classes }, Facts::Classes(classes)) => {
+                classes.check(len, num_classes)?;
+                Division::Stratified(classes)
+            }
             (PartitionStrategy::Stratified { .. }, _) if len > 0 => {
                 return Err(PartitionError::NoLabel { row: 0 });
             }
             _ => Division::Strided,
         };
-        let known = match &division {
-            Division::Owned(owners) => owners.len(),
-            Division::Stratified(classes) => classes.len(),
-            _ => len,
-        };
-        assert_eq!(known, len, "facts of other samples");
         Ok(Self { len, world_size, seed, division })
     }
 
@@ -130,6 +131,29 @@ impl Partition {
     /// Workers they are divided among.
     pub fn world_size(&self) -> u32 {
         self.world_size
+    }
+
+    /// How many samples each worker has, in every epoch.
+    ///
+    /// Microseconds, but for hashed samples, of which each is looked at.
+    pub fn lens(&self) -> Vec<u64> {
+        let ranks = (0..self.world_size).filter_map(|rank| Rank::new(rank, self.world_size).ok());
+        let counted = |owner: &dyn Fn(u64) -> u32| {
+            let mut lens = vec![0; self.world_size as usize];
+            (0..self.len).for_each(|index| lens[owner(index) as usize] += 1);
+            lens
+        };
+        match &self.division {
+            // The classes of stratified samples are dealt in turn, one after another: as if there were one.
+            Division::Strided | Division::Blocks | Division::Stratified(_) => {
+                ranks.map(|rank| rank.share(self.len)).map(|share| share.end - share.start).collect()
+            }
+            Division::Ranges(ranges) => ranges.iter().map(|range| range.end - range.start).collect(),
+            &Division::Hashed { partitions, seed } => {
+                counted(&|index| hash::worker(hash_of_index(index, seed), partitions, self.world_size))
+            }
+            Division::Owned(owners) => counted(&|index| owners.owner(index)),
+        }
     }
 
     /// The samples of a worker in an epoch.

@@ -144,6 +144,30 @@ pub enum PartitionError {
         /// Its index.
         row: u64,
     },
+    /// Owners or classes that were made for another division.
+    #[error(
+        "the {facts} are of another division: their {what} is {theirs}, here it is {ours}; make them of the same samples, strategy \
+         and world size"
+    )]
+    Facts {
+        /// Which they are.
+        facts: &'static str,
+        /// What differs.
+        what: &'static str,
+        /// What they were made for.
+        theirs: u64,
+        /// What they are used for.
+        ours: u64,
+    },
+    /// More samples than a table is kept of.
+    #[error(
+        "{len} samples to be hashed or stratified: a table is kept of them, of at most {SAMPLES_WITH_TABLE_MAX}; see whether there are \
+         that many, or choose RoundRobin, Contiguous or RangeBased, which keep none"
+    )]
+    TooManySamples {
+        /// How many there are.
+        len: u64,
+    },
     /// Samples dealt that nobody has.
     #[error(
         "samples {start}..{end} of worker {origin} are dealt, which has {len}; the deal belongs to another run"
@@ -169,6 +193,9 @@ pub enum PartitionError {
         num_classes: usize,
     },
 }
+
+/// Four bytes are kept of each, by the worker that has it. More may be claimed by a file than anybody has memory for.
+pub const SAMPLES_WITH_TABLE_MAX: u64 = 1 << 32;
 
 /// A count is kept for each; what is above is a mistake.
 pub(super) const CLASSES_MAX: usize = 1 << 24;
@@ -203,6 +230,14 @@ impl PartitionStrategy {
             },
             Self::RoundRobin | Self::Contiguous | Self::HashBased { .. } | Self::Stratified { .. } => Ok(()),
         }
+    }
+
+    /// Refuses more samples than a table can be kept of, where one is: before each of them is looked at.
+    pub fn validate_len(&self, len: u64) -> Result<(), PartitionError> {
+        if self.needs() == Needs::Nothing || len <= SAMPLES_WITH_TABLE_MAX {
+            return Ok(());
+        }
+        Err(PartitionError::TooManySamples { len })
     }
 
     /// The strategy that samples are divided by until they are dealt again.

@@ -103,6 +103,9 @@ struct Seen {
     /// Changes when there is more to hand out.
     deliveries: u64,
     out: Option<Out>,
+    /// See [`Worker::joined`] and [`Worker::has_rival`].
+    joined: Option<u64>,
+    has_rival: bool,
     /// Why the store does not answer.
     trouble: Option<String>,
 }
@@ -207,17 +210,20 @@ impl Session {
         }
     }
 
-    /// Returns at once while the lease is sure to hold; otherwise waits until it does, or the worker is out.
+    /// Returns at once while the lease is sure to hold; otherwise waits until it does, or the worker is out, and tells since when
+    /// it waited.
     #[inline]
-    pub fn wait_for_the_lease(&self) -> Result<()> {
+    pub fn wait_for_the_lease(&self, waited: impl FnOnce(Instant)) -> Result<()> {
         if now_ms() < self.shared.delivers_until.load(Relaxed) {
             return Ok(());
         }
+        let since = Instant::now();
         let mut seen = self.shared.seen();
         while now_ms() >= self.shared.delivers_until.load(Relaxed) {
             seen = self.wait(seen)?;
         }
         drop(seen);
+        waited(since);
         Ok(())
     }
 
@@ -234,6 +240,25 @@ impl Session {
     /// Why the store does not answer, if it does not, or why the worker is out.
     pub fn trouble(&self) -> Option<String> {
         self.check().err().map(|error| error.to_string()).or_else(|| self.shared.seen().trouble.clone())
+    }
+
+    /// The change by which the worker is there, other than one that no longer holds: waits while nobody knows. An error if the rank
+    /// is another's, or the worker is out.
+    pub fn joined(&self, other_than: u64) -> Result<u64> {
+        let mut seen = self.shared.seen();
+        loop {
+            if let Some(joined) = seen.joined.filter(|joined| *joined != other_than) {
+                return seen.out.as_ref().map_or(Ok(joined), |out| Err(self.shared.error(out)));
+            }
+            if seen.has_rival && seen.out.is_none() {
+                let reason = format!(
+                    "another worker has rank {}; give each its own, or wait until the lease of one that was killed has ended",
+                    self.shared.rank
+                );
+                return Err(Error::Coordinator { store: self.shared.store.clone(), reason });
+            }
+            seen = self.wait(seen)?;
+        }
     }
 
     fn wait<'a>(&self, seen: MutexGuard<'a, Seen>) -> Result<MutexGuard<'a, Seen>> {
@@ -410,7 +435,8 @@ impl Driver {
         }
         self.watch();
         // Those who wait for the lease look again.
-        self.shared.changed.notify_all();
+        let (joined, has_rival) = (self.worker.joined(), self.worker.has_rival());
+        self.shared.note(|seen| (seen.joined, seen.has_rival) = (joined, has_rival));
     }
 
     /// Watches who has what in the epoch that the worker is in.
@@ -451,13 +477,7 @@ impl Driver {
     fn keep(&self, state: &CheckpointState) -> bool {
         let rank = self.place.settings.rank;
         let Some(joined) = self.worker.joined() else { return false };
-        let txn = Txn {
-            // Somebody else may have the rank, and be further.
-            compares: vec![Compare::Created(Key::Alive(rank), joined)],
-            puts: vec![(Key::Checkpoint(rank), Value::Checkpoint(Box::new(state.clone())), 0)],
-            deletes: Vec::new(),
-        };
-        matches!(self.ask(&Request::Write(txn)), Answer::Applied(_))
+        matches!(self.ask(&keep(rank, joined, state)), Answer::Applied(_))
     }
 
     /// Makes sure that the job is the one that is meant: writes down what it is, or compares. Tries until it is answered, or told
@@ -487,6 +507,16 @@ impl Driver {
             pause = (pause * 2).min(Duration::from_secs(1));
         }
     }
+}
+
+/// Keeps the checkpoint of a worker that is there by a change.
+pub(crate) fn keep(rank: u32, joined: u64, state: &CheckpointState) -> Request {
+    Request::Write(Txn {
+        // Somebody else may have the rank, and be further.
+        compares: vec![Compare::Created(Key::Alive(rank), joined)],
+        puts: vec![(Key::Checkpoint(rank), Value::Checkpoint(Box::new(state.clone())), 0)],
+        deletes: Vec::new(),
+    })
 }
 
 /// Writes down what a job is, or compares with what is written. The inner error says what differs.

@@ -39,6 +39,9 @@ pub struct TokenLoader {
     every: u32,
     scan_report: ScanReport,
     state: StreamState,
+    /// Where the stream stood when it left an epoch: the last of which anything was handed out or skipped. Of those since then, all is
+    /// known. Nothing is, once a state was loaded.
+    before: Option<StreamState>,
     source: Arc<LineSource>,
     /// Runs from the first batch of an epoch to its last; a change of position ends it.
     engine: Option<Engine>,
@@ -250,19 +253,39 @@ impl TokenLoader {
         &self.state
     }
 
-    /// Where the stream stands once a step was handed out, of this epoch or of a later one: for those whose batches come from
-    /// loaders elsewhere.
+    /// Where the stream stands once a step was handed out, of this epoch, a later one or the one before: for those whose batches come
+    /// from loaders elsewhere, or who ask when the epoch is over. After the last step of an epoch that is over it is the start of the next.
     pub fn state_after(&self, epoch: u64, step: u64) -> Result<StreamState> {
         let sequences = self.source.order.sequences();
-        let mut state = self.state.clone();
-        if epoch != state.epoch {
-            state = StreamState::start(state.fingerprint, state.settings, epoch, self.global_batch);
+        let no_step = || Error::NoStep { step, epoch };
+        let mut state = self.state_in(epoch).ok_or_else(no_step)?;
+        if step >= state.steps.steps_before(sequences) {
+            return Err(no_step());
         }
-        if epoch < self.state.epoch || step >= state.steps.steps_before(sequences) {
-            return Err(Error::NoStep { step, epoch });
+        state.position = state.steps.position_after(step, sequences, &state.skips);
+        let (order, global_batch) = (&self.source.order, state.steps.global_batch());
+        let is_last = order.steps_from(state.position, &state.skips, global_batch, self.tail) == 0;
+        state.steps.go_back(step);
+        if epoch < self.state.epoch && is_last {
+            state = self.state_in(epoch + 1).ok_or_else(no_step)?;
+            state.position = 0;
         }
-        state.position = state.steps.position_of(step + 1, sequences, &state.skips);
         Ok(state)
+    }
+
+    /// What is known of an epoch: how its steps are numbered, and which are skipped. `None` if it was forgotten.
+    fn state_in(&self, epoch: u64) -> Option<StreamState> {
+        let known = [Some(&self.state), self.before.as_ref()].into_iter().flatten();
+        if let Some(state) = known.into_iter().find(|state| state.epoch == epoch) {
+            return Some(state.clone());
+        }
+        let is_passed =
+            epoch < self.state.epoch && self.before.as_ref().is_none_or(|before| epoch < before.epoch);
+        // Nothing was told about a later one, nor about one that was passed over.
+        (!is_passed).then(|| {
+            let settings = self.state.settings.clone();
+            StreamState::start(self.state.fingerprint, settings, epoch, self.global_batch)
+        })
     }
 
     /// Continues where `state` stands. Adopts its settings, and refuses it if anything that was given explicitly
@@ -286,7 +309,7 @@ impl TokenLoader {
         state.steps.change(state.position, self.global_batch);
         check_tail(&source.order, &state, self.tail)?;
         plan_memory(&source, &state, &self.engine_settings())?;
-        (self.source, self.state, self.engine) = (source, state, None);
+        (self.source, self.state, self.engine, self.before) = (source, state, None, None);
         Ok(())
     }
 
@@ -399,8 +422,13 @@ impl TokenLoader {
     fn go_to_epoch(&mut self, epoch: u64) {
         self.engine = None;
         let settings = self.state.settings.clone();
-        self.state =
+        let start =
             StreamState::start(self.data.manifest().fingerprint(), settings, epoch, self.global_batch);
+        let left = std::mem::replace(&mut self.state, start);
+        let is_touched = left != StreamState { epoch: left.epoch, ..self.state.clone() };
+        if is_touched || self.before.is_none() {
+            self.before = Some(left);
+        }
         self.source = line_source(&self.data, &self.state.settings, epoch, self.on_corrupt)
             .expect("it could be made before");
     }
@@ -664,6 +692,7 @@ impl TokenLoaderBuilder {
             every: self.every,
             scan_report,
             state,
+            before: None,
             source,
             engine: None,
             pool: ArrayPool::default(),

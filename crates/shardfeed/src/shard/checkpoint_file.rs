@@ -92,6 +92,25 @@ mod tests {
         Some(read_checkpoint(path).unwrap())
     }
 
+    /// The checksum was computed by another program: the usual one of zlib.
+    #[test]
+    fn golden_file() {
+        let golden = concat!(
+            r#"{"format":1,"epoch":3,"position":4,"shuffle_seed":42,"rank":1,"timestamp":1700000000,"world_size":2,"step":7,"#,
+            r#""strategy":"round_robin","samples":20,"fingerprint":99,"facts":0,"processed":[[0,4],[6,7]],"assignment":null}"#,
+            "\ne1363c7f\n"
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rank1.checkpoint");
+        std::fs::write(&path, golden).unwrap();
+        let state = read_checkpoint(&path).unwrap();
+        assert_eq!((state.epoch, state.position, state.step), (3, 4, Some(7)));
+        assert_eq!(state.processed_indices().count(), 5);
+        let again = dir.path().join("again.checkpoint");
+        write_checkpoint(&again, &state).unwrap();
+        assert_eq!(std::fs::read_to_string(again).unwrap(), golden);
+    }
+
     #[test]
     fn killed_between_any_two_steps_the_old_or_the_new_is_there() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 use std::borrow::Cow;
 
 use super::tensor::{Element, Tensor};
-use crate::{Error, Result};
+use crate::{Error, Result, mix};
 
 /// Samples that are asked for by their index, from several threads at once.
 pub trait Dataset: Send + Sync {
@@ -124,6 +124,16 @@ impl<F: Element, L: Element> Dataset for TensorDataset<F, L> {
         }
     }
 
+    /// Of shapes and sizes of elements: to look at all values may take longer than an epoch.
+    fn fingerprint(&self) -> u64 {
+        let features = (size_of::<F>(), self.features.shape());
+        let labels = (size_of::<L>(), self.labels.shape());
+        let numbers = [features, labels]
+            .into_iter()
+            .flat_map(|(size, shape)| [size, shape.len()].into_iter().chain(shape.iter().copied()));
+        numbers.fold(1, |hash, number| mix(hash ^ number as u64)).max(1)
+    }
+
     fn check(&self) -> Result<()> {
         if self.features.rows() == self.labels.rows() {
             return Ok(());
@@ -133,5 +143,23 @@ impl<F: Element, L: Element> Dataset for TensorDataset<F, L> {
             self.features.rows(),
             self.labels.rows()
         )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_tell_shapes_apart_and_are_golden() {
+        fn of<F: Element + Default>(shape: &[usize]) -> u64 {
+            let features = Tensor::<F>::from_vec(vec![F::default(); shape.iter().product()], shape).unwrap();
+            let labels = Tensor::<u8>::from_vec(vec![0; shape[0]], &shape[..1]).unwrap();
+            TensorDataset::new(features, labels).fingerprint()
+        }
+        let known =
+            [of::<f32>(&[6, 2]), of::<f64>(&[6, 2]), of::<f32>(&[6, 3]), of::<f32>(&[6]), of::<f32>(&[6, 1])];
+        assert!((0..5).all(|i| (0..i).all(|j| known[i] != known[j])), "{known:?}");
+        assert_eq!(known[0], 8_299_212_911_435_007_384);
     }
 }

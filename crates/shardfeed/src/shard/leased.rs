@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use shardfeed_plan::lease::{Cut, Done, Ranges, RunId};
-use shardfeed_plan::{Assignment, Rank, Stretch};
+use shardfeed_plan::{Assignment, PartitionError, Rank, Stretch};
 
 use super::dataset::Dataset;
 use super::loader::Shared;
@@ -17,6 +17,8 @@ use crate::{Result, foreign};
 /// A loader's lease, and what it handed out under it.
 pub(super) struct Leased {
     pub session: Arc<Session>,
+    /// Samples that the strategy gives each worker.
+    pub lens: Vec<u64>,
     /// Samples handed out, and those of them that are committed.
     handed_out: AtomicU64,
     committed: AtomicU64,
@@ -29,9 +31,10 @@ pub(super) struct Leased {
 }
 
 impl Leased {
-    pub fn new(session: Arc<Session>) -> Self {
+    pub fn new(session: Arc<Session>, lens: Vec<u64>) -> Self {
         Self {
             session,
+            lens,
             handed_out: AtomicU64::new(0),
             committed: AtomicU64::new(0),
             commits: Mutex::default(),
@@ -110,6 +113,12 @@ impl<D: Dataset> LoaderWork<D> {
     pub fn new(shared: Arc<Shared<D>>) -> Self {
         Self { shared, warmed: Arc::default(), is_warming: Arc::default() }
     }
+
+    fn dealt(&self, epoch: u64, assignment: Assignment) -> Result<ShardStream, PartitionError> {
+        ShardStream::of_orders(self.shared.config.rank(), epoch, assignment, |rank| {
+            self.shared.order(rank, epoch)
+        })
+    }
 }
 
 impl<D: Dataset + 'static> Work for LoaderWork<D> {
@@ -120,26 +129,30 @@ impl<D: Dataset + 'static> Work for LoaderWork<D> {
 
     /// Its own samples after what it has; somebody else's at once, since they are late.
     fn deliver(&self, number: u64, run: RunId, left: &Ranges) -> Result<()> {
-        let Shared { partition, config, queue, .. } = &*self.shared;
+        let Shared { config, queue, .. } = &*self.shared;
         let rank = config.rank();
+        // Before the queue is locked: it may take long.
+        if let Ok(origin) = Rank::new(run.origin, rank.world_size()) {
+            self.shared.order(origin, queue.standing(|stream| stream.epoch).2);
+        }
         let more = left.as_slice().iter().map(|&(start, end)| Stretch { origin: run.origin, start, end });
         queue.exchange_with(number, |stream, next| {
             let have = stream.assignment().cloned().unwrap_or_default();
             let at = if run.origin == rank.index() { have.len() } else { next };
-            ShardStream::dealt(partition, rank, stream.epoch, &have.with(at, more)).map(Some)
+            self.dealt(stream.epoch, have.with(at, more)).map(Some)
         })?;
         Ok(())
     }
 
     fn shrink(&self, number: u64, cut: &Cut, end: u64) -> Cut {
-        let Shared { partition, config, queue, .. } = &*self.shared;
-        let (rank, unit) = (config.rank(), config.unit());
+        let Shared { config, queue, .. } = &*self.shared;
+        let unit = config.unit();
         let mut at = Vec::new();
         let shrunk = queue.exchange_with(number, |stream, next| {
             let Some(have) = stream.assignment() else { return Ok(None) };
             let Some(first) = first_to_give(have, next, cut, end, unit) else { return Ok(None) };
             let of = Stretch { origin: cut.run.origin, start: first, end };
-            let stream = ShardStream::dealt(partition, rank, stream.epoch, &have.without(next, of))?;
+            let stream = self.dealt(stream.epoch, have.without(next, of))?;
             at.push(first);
             at.extend(cut.at.iter().copied().filter(|&point| point > first && point < end));
             Ok::<_, crate::Error>(Some(stream))
@@ -161,11 +174,11 @@ impl<D: Dataset + 'static> Work for LoaderWork<D> {
         let (shared, is_warming) = (Arc::clone(&self.shared), Arc::clone(&self.is_warming));
         // Apart from the session, which must not wait for data.
         let started = std::thread::Builder::new().name("shardfeed-warm".to_owned()).spawn(move || {
-            let Shared { dataset, partition, queue, config, .. } = &*shared;
+            let Shared { dataset, queue, config, .. } = &*shared;
             let epoch = queue.snapshot().stream.epoch;
             for (run, start) in wanted {
                 let Ok(origin) = Rank::new(run.origin, config.rank().world_size()) else { continue };
-                let index = partition.order(origin, epoch).index(start);
+                let index = shared.order(origin, epoch).index(start);
                 // Whoever needs it will see what is wrong with it.
                 let _ = foreign::call(|| index.map(|index| dataset.warm(index as usize)));
             }

@@ -1,4 +1,5 @@
 use std::borrow::Borrow;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -7,7 +8,7 @@ use std::time::{Instant, SystemTime};
 use shardfeed_plan::lease::{JOB_FORMAT, Meta};
 use shardfeed_plan::{
     Assignment, CheckpointError, CheckpointState, Classes, Facts, Needs, Owners, Partition,
-    PartitionStrategy, Progress, Rank, StreamIdentity,
+    PartitionStrategy, Progress, Rank, SampleOrder, StreamIdentity,
 };
 
 use super::checkpoint_file::write_checkpoint;
@@ -45,7 +46,7 @@ pub struct StreamingShardLoader<D: Dataset> {
     session: Option<Arc<Session>>,
     /// Where samples are leased.
     leased: Option<Leased>,
-    /// Why they should be and are not.
+    /// Why it takes no part in the job of its coordinator.
     refused: Option<String>,
     coordinator: Option<Arc<StreamCoordinator>>,
     saved: Mutex<Saved>,
@@ -63,15 +64,20 @@ pub(super) struct Shared<D: Dataset> {
     facts: u64,
     pub queue: Queue<ShardStream, D::Sample>,
     meter: Meter,
+    /// Where samples are leased: what the strategy gives workers in this epoch, as far as somebody has asked.
+    orders: Mutex<(u64, BTreeMap<u32, SampleOrder>)>,
 }
 
-/// Checkpoints are saved one at a time, and none after one that is further on, or after the stream was restarted.
+/// Checkpoints are saved one at a time, and none after one that is further on, or after the stream went elsewhere.
 #[derive(Default)]
 struct Saved {
-    /// The stream, as snapshots number it.
-    stream: u64,
-    /// Samples of it that were handed out when the last checkpoint was taken.
-    handed_out: u64,
+    /// The stream since it went elsewhere, as snapshots number it: to those before nobody goes back. An epoch that ends is not
+    /// left: what is due of it is saved.
+    since: u64,
+    /// The snapshot that was saved last: of which stream, and how many samples of it were handed out.
+    last: (u64, u64),
+    /// Whether the trainer names the steps that are saved.
+    is_by_step: bool,
     /// Why a checkpoint could not be saved, if no later one was; and what else went wrong.
     unsaved: Option<Error>,
     complaint: Option<Error>,
@@ -83,6 +89,7 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
         config.validate()?;
         dataset.check()?;
         let rank = config.rank();
+        config.partition_strategy().validate_len(dataset.len() as u64)?;
         let facts = facts_of(&dataset, config.partition_strategy(), rank.world_size())?;
         let facts_number = facts.fingerprint();
         let partition = Partition::new(
@@ -104,6 +111,7 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
             facts: facts_number,
             queue,
             meter: Meter::default(),
+            orders: Mutex::default(),
         });
         let mut loader = Self {
             shared,
@@ -127,13 +135,11 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
     /// others' samples, and begins with the epoch that the others are in. [`next`](Self::next) gives `None` when the epoch is done
     /// by all workers that ever came, or, without [`with_checkpointing`](StreamingConfig::with_checkpointing), when nothing is left
     /// but to commit: after that ask again, until [`is_epoch_over`](Self::is_epoch_over). Otherwise the loader never waits for the
-    /// coordinator.
+    /// coordinator; one that is refused, since it is of another job or its rank is another's, goes on, and says why with each
+    /// checkpoint that it cannot hand on.
     pub fn with_coordinator(mut self, coordinator: Arc<StreamCoordinator>) -> Self {
         if let Err(error) = self.join(&coordinator) {
-            // Without a lease nothing may be handed out, however often it is asked for.
-            if self.shared.config.is_leased() {
-                self.refused = Some(error.to_string());
-            }
+            self.refused = Some(error.to_string());
             self.complain_later(error);
         }
         self.coordinator = Some(coordinator);
@@ -164,16 +170,14 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
         if config.is_leased() {
             // Nothing is handed out but what is leased.
             epoch = coordinator.first_epoch()?;
-            number = queue.restart(
-                ShardStream::dealt(partition, rank, epoch, &Assignment::default())?,
-                Done::default(),
-            );
+            number = queue.restart(ShardStream::dealt(partition, rank, epoch, &Assignment::default())?);
         }
         let work = Arc::new(LoaderWork::new(Arc::clone(&self.shared)));
         let session = coordinator.join(config, meta, config.is_leased(), work)?;
         if config.is_leased() {
-            session.begin(epoch, self.lens(epoch), number);
-            self.leased = Some(Leased::new(Arc::clone(&session)));
+            let lens = partition.lens();
+            session.begin(epoch, lens.clone(), number);
+            self.leased = Some(Leased::new(Arc::clone(&session), lens));
         }
         self.session = Some(session);
         Ok(())
@@ -208,17 +212,30 @@ impl<D: Dataset> StreamingShardLoader<D> {
         if let Some(leased) = &self.leased {
             return self.next_leased(leased);
         }
-        if let Some(reason) = &self.refused {
+        // Without a lease nothing may be handed out, however often it is asked for.
+        if let Some(reason) = &self.refused
+            && self.shared.config.is_leased()
+        {
             return Err(Error::Invalid(reason.clone()));
         }
-        self.take(Self::save_due)
+        let sample = self.take(Self::save_due)?;
+        if sample.is_none() {
+            self.shared.meter.end();
+        }
+        Ok(sample)
     }
 
+    /// Unless a later one was saved, or the trainer says by its steps what is to be.
     #[cold]
     fn save_due(&self, snapshot: &Snapshot<ShardStream>) {
-        let state = self.checkpoint(snapshot, None);
-        if let Err(error) = self.save(snapshot, state) {
-            self.unsaved(error);
+        let mut saved = self.saved();
+        let is_late = snapshot.number < saved.since || place(snapshot) < saved.last;
+        if is_late || saved.is_by_step {
+            return;
+        }
+        if let Err(error) = self.save(&mut saved, snapshot, None) {
+            saved.unsaved = Some(error);
+            self.has_complaint.store(true, Relaxed);
         }
     }
 
@@ -253,10 +270,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
                 meter.waited(since);
             }
             match claim {
-                Claim::End => {
-                    meter.end();
-                    return Ok(None);
-                }
+                Claim::End => return Ok(None),
                 Claim::Ready(place, sample, snapshot) => {
                     finish(place, snapshot);
                     return Ok(Some(sample));
@@ -277,7 +291,8 @@ impl<D: Dataset> StreamingShardLoader<D> {
     }
 
     fn next_leased(&self, leased: &Leased) -> Result<Option<D::Sample>> {
-        let interval = self.shared.config.checkpoint_interval().map(|interval| interval as u64);
+        let Shared { config, meter, .. } = &*self.shared;
+        let interval = config.checkpoint_interval().map(|interval| interval as u64);
         loop {
             leased.session.check()?;
             // Whoever asks for the next is done with those before.
@@ -288,7 +303,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
             let hand = leased.hand();
             // A commit follows from what was handed out, not from how far the queue is.
             if let Some(sample) = self.take(|_, _| {})? {
-                leased.session.wait_for_the_lease()?;
+                leased.session.wait_for_the_lease(|since| meter.waited(since))?;
                 leased.hand_out();
                 return Ok(Some(sample));
             }
@@ -300,9 +315,13 @@ impl<D: Dataset> StreamingShardLoader<D> {
                 self.commit_leased(leased, None)?;
                 continue;
             }
-            match leased.session.wait_for_more(deliveries, self.epoch())? {
+            let since = Instant::now();
+            let news = leased.session.wait_for_more(deliveries, self.epoch());
+            meter.waited(since);
+            match news? {
                 News::More => {}
                 News::Over => {
+                    meter.end();
                     leased.set_over();
                     return Ok(None);
                 }
@@ -349,27 +368,20 @@ impl<D: Dataset> StreamingShardLoader<D> {
     /// Returns when `samples` are loaded, or all that are left: the calls of `next` that follow find them there. One that
     /// cannot be loaded is an error of its own call of `next`.
     pub fn prefetch(&self, samples: usize) -> Result<()> {
+        let Shared { queue, meter, .. } = &*self.shared;
+        meter.begin();
         let since = Instant::now();
-        self.shared.queue.fill(samples as u64, |index| self.shared.load_ahead(index));
-        self.shared.meter.waited_beforehand(since);
+        queue.fill(samples as u64, |index| self.shared.load_ahead(index));
+        meter.waited(since);
         Ok(())
     }
 
     /// Samples assigned to this worker in the epoch; where they are leased, those that the strategy gives it.
     pub fn len(&self) -> usize {
-        if self.leased.is_some() {
-            let Shared { partition, config, .. } = &*self.shared;
-            return partition.order(config.rank(), self.epoch()).len() as usize;
+        if let Some(leased) = &self.leased {
+            return leased.lens[self.shared.config.rank().index() as usize] as usize;
         }
         self.shared.queue.snapshot().stream.len() as usize
-    }
-
-    /// Samples that the strategy gives each worker.
-    fn lens(&self, epoch: u64) -> Vec<u64> {
-        let Shared { partition, config, .. } = &*self.shared;
-        let workers = config.rank().world_size();
-        let ranks = (0..workers).filter_map(|rank| Rank::new(rank, workers).ok());
-        ranks.map(|rank| partition.order(rank, epoch).len()).collect()
     }
 
     /// Whether none is.
@@ -397,7 +409,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
         let Shared { partition, config, queue, .. } = &*self.shared;
         if let Some(leased) = &self.leased {
             if leased.is_over() {
-                self.set_epoch(self.epoch() + 1);
+                self.set_epoch(self.epoch().saturating_add(1));
             } else {
                 self.complain_later(Error::Invalid(
                     "samples that are leased to several workers cannot be begun anew by one of them: restore the job with \
@@ -409,18 +421,28 @@ impl<D: Dataset> StreamingShardLoader<D> {
         }
         let Snapshot { stream, done, number } = queue.snapshot();
         let is_over = done.count() == stream.len();
-        let stream = ShardStream::new(partition, config.rank(), stream.epoch + u64::from(is_over));
+        let stream =
+            ShardStream::new(partition, config.rank(), stream.epoch.saturating_add(u64::from(is_over)));
         let mut saved = self.saved();
-        if let Some(number) = queue.restart_since(number, stream) {
-            (saved.stream, saved.handed_out) = (number, 0);
+        if let Some(number) = queue.restart_since(number, stream)
+            && !is_over
+        {
+            saved.since = number;
         }
     }
 
     /// To the beginning of an epoch; where samples are leased, to where the workers are in it, and nowhere if it is this one.
     pub fn set_epoch(&self, epoch: u64) {
-        let Shared { partition, config, .. } = &*self.shared;
+        let Shared { partition, config, queue, .. } = &*self.shared;
         let Some(leased) = &self.leased else {
-            self.restart(ShardStream::new(partition, config.rank(), epoch), Done::default());
+            let Snapshot { stream: before, done, .. } = queue.snapshot();
+            let goes_on = done.count() == before.len() && before.epoch.checked_add(1) == Some(epoch);
+            let stream = ShardStream::new(partition, config.rank(), epoch);
+            let mut saved = self.saved();
+            let number = queue.restart(stream);
+            if !goes_on {
+                saved.since = number;
+            }
             return;
         };
         if epoch == self.epoch() {
@@ -428,18 +450,11 @@ impl<D: Dataset> StreamingShardLoader<D> {
         }
         match ShardStream::dealt(partition, config.rank(), epoch, &Assignment::default()) {
             Ok(stream) => leased.go_on(|| {
-                let number = self.restart(stream, Done::default());
-                leased.session.begin(epoch, self.lens(epoch), number);
+                let number = queue.restart(stream);
+                leased.session.begin(epoch, leased.lens.clone(), number);
             }),
             Err(error) => self.complain_later(error.into()),
         }
-    }
-
-    fn restart(&self, stream: ShardStream, done: Done) -> u64 {
-        let mut saved = self.saved();
-        saved.stream = self.shared.queue.restart(stream, done);
-        saved.handed_out = 0;
-        saved.stream
     }
 
     /// Where the stream stands.
@@ -461,7 +476,10 @@ impl<D: Dataset> StreamingShardLoader<D> {
             let reason = format!("{end} positions of {} are processed", stream.len());
             return Err(CheckpointError::Damaged(reason).into());
         }
-        self.restart(stream, Done::of_ranges(state.processed()));
+        let mut saved = self.saved();
+        saved.since = self.shared.queue.restore(stream, Done::of_ranges(state.processed()));
+        // The model of that step is all that a trainer has until it names another.
+        saved.is_by_step |= state.step.is_some();
         Ok(())
     }
 
@@ -470,7 +488,8 @@ impl<D: Dataset> StreamingShardLoader<D> {
         self.commit_as(None)
     }
 
-    /// The same, as of a step of the trainer.
+    /// The same, as of a step of the trainer, to be restored together with the model of that step. So, where samples are the worker's
+    /// own, none is taken by itself any more from then on, nor after this one was restored: it would replace this one.
     pub fn commit_step(&self, step: u64) -> Result<()> {
         self.commit_as(Some(step))
     }
@@ -479,9 +498,10 @@ impl<D: Dataset> StreamingShardLoader<D> {
         if let Some(leased) = &self.leased {
             return self.commit_leased(leased, step);
         }
-        let snapshot = self.shared.queue.snapshot();
-        let state = self.checkpoint(&snapshot, step);
-        self.save(&snapshot, state)
+        // The lock first: nobody saves a later one between this snapshot and its saving.
+        let mut saved = self.saved();
+        saved.is_by_step |= step.is_some();
+        self.save(&mut saved, &self.shared.queue.snapshot(), step)
     }
 
     /// Takes other samples for the rest of `epoch`, since they were dealt again. What was handed out must be in it as it
@@ -563,30 +583,33 @@ impl<D: Dataset> StreamingShardLoader<D> {
         CheckpointState::new(&self.identity(), progress, &self.shared.partition)
     }
 
-    /// Hands it on, unless a later one was.
-    fn save(&self, snapshot: &Snapshot<ShardStream>, state: CheckpointState) -> Result<()> {
-        let handed_out = snapshot.done.count();
-        let mut saved = self.saved();
-        if saved.stream != snapshot.number || saved.handed_out > handed_out {
-            return Ok(());
-        }
-        saved.handed_out = handed_out;
+    /// Hands it on.
+    fn save(&self, saved: &mut Saved, snapshot: &Snapshot<ShardStream>, step: Option<u64>) -> Result<()> {
+        saved.last = place(snapshot);
+        let state = self.checkpoint(snapshot, step);
         // A full disk must not keep it from the coordinator, nor the other way round.
         let written =
             self.shared.config.checkpoint_path().map_or(Ok(()), |path| write_checkpoint(path, &state));
-        let registered = match (&self.coordinator, &self.session) {
-            // Elsewhere: told when it answers.
-            (Some(coordinator), Some(session)) if !coordinator.is_local() => {
-                session.post(Box::new(state));
-                session.check()
-            }
-            (Some(coordinator), _) => coordinator.register_checkpoint(state.rank, state),
-            (None, _) => Ok(()),
-        };
+        let registered = self.register(&state);
         written.and(registered)?;
         // An older one that could not be no longer matters.
         saved.unsaved = None;
         self.shared.meter.checkpoints.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// In the job's name alone: who has no part in it, or no more, changes nothing of what the others rely on.
+    fn register(&self, state: &CheckpointState) -> Result<()> {
+        let Some(coordinator) = &self.coordinator else { return Ok(()) };
+        let Some(session) = &self.session else {
+            return Err(Error::Invalid(self.refused.clone().unwrap_or_default()));
+        };
+        session.check()?;
+        if coordinator.is_local() {
+            return coordinator.keep(self.shared.config.rank(), session, state);
+        }
+        // Elsewhere: told when it answers.
+        session.post(Box::new(state.clone()));
         Ok(())
     }
 
@@ -606,10 +629,31 @@ impl<D: Dataset> Drop for StreamingShardLoader<D> {
 }
 
 impl<D: Dataset> Shared<D> {
+    /// What the strategy gives a worker in an epoch. Where each sample has to be looked at for that, they are once.
+    pub fn order(&self, rank: Rank, epoch: u64) -> SampleOrder {
+        let orders = || self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = Some(orders()).filter(|orders| orders.0 == epoch);
+        if let Some(order) = known.and_then(|orders| orders.1.get(&rank.index()).cloned()) {
+            return order;
+        }
+        let order = self.partition.order(rank, epoch);
+        let mut orders = orders();
+        if orders.0 != epoch {
+            *orders = (epoch, BTreeMap::new());
+        }
+        orders.1.insert(rank.index(), order.clone());
+        order
+    }
+
     /// `None` if it cannot be loaded: whoever asks for it will see why.
     fn load_ahead(&self, index: u64) -> Option<D::Sample> {
         foreign::call(|| self.meter.load(|| self.dataset.get(index as usize))).ok()?.ok()
     }
+}
+
+/// Tells which of two snapshots is further on.
+fn place(snapshot: &Snapshot<ShardStream>) -> (u64, u64) {
+    (snapshot.number, snapshot.done.count())
 }
 
 /// A position that a caller loads. Goes back unless it is done.
@@ -640,6 +684,7 @@ fn facts_of<D: Dataset>(dataset: &D, strategy: &PartitionStrategy, world_size: u
             for index in 0..dataset.len() {
                 owners.push(dataset.key(index)?.as_deref());
             }
+            owners.shrink_to_fit();
             Ok(Facts::Owners(Arc::new(owners)))
         }
         (Needs::Labels, &PartitionStrategy::Stratified { num_classes }) => {
@@ -647,6 +692,7 @@ fn facts_of<D: Dataset>(dataset: &D, strategy: &PartitionStrategy, world_size: u
             for index in 0..dataset.len() {
                 classes.push(dataset.label(index)?)?;
             }
+            classes.shrink_to_fit();
             Ok(Facts::Classes(Arc::new(classes)))
         }
         _ => Ok(Facts::None),

@@ -24,8 +24,8 @@ pub struct StreamingStats {
     pub avg_load_time_us: f64,
     /// Checkpoints taken.
     pub num_checkpoints: u64,
-    /// The part of the time since the first call of `next` or `prefetch` in which this worker did not wait for samples: 1 if it
-    /// never did. Time after the end of an epoch does not count until the next sample; the waits of several callers add up.
+    /// The part of the time since the first call of `next` or `prefetch` in which this worker did not wait for samples, or for a
+    /// lease to have some: 1 if it never did. Time after the end of an epoch does not count until the next sample; the waits of several callers add up.
     pub worker_utilization: f64,
 }
 
@@ -33,9 +33,10 @@ pub struct StreamingStats {
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     loads: Timed,
-    /// Waits of callers for those who load ahead.
-    waits: Timed,
-    is_slow: AtomicBool,
+    /// Nanoseconds that callers waited, for those who load ahead or for a lease.
+    waited_ns: AtomicU64,
+    /// Whether samples are known to take little: not before one was timed.
+    is_fast: AtomicBool,
     started: OnceLock<Instant>,
     /// Nanoseconds from the first call to the one that found the epoch over; 0 while it is not. And between epochs.
     ended_ns: AtomicU64,
@@ -84,10 +85,10 @@ impl Meter {
         }
     }
 
-    /// Whether samples take so long that it is worth looking at the clock, and waking threads, for each.
+    /// Whether samples take so long, for all that is known, that it is worth looking at the clock, and waking threads, for each.
     #[inline]
     pub fn is_slow(&self) -> bool {
-        self.is_slow.load(Relaxed)
+        !self.is_fast.load(Relaxed)
     }
 
     /// A load ahead.
@@ -95,7 +96,7 @@ impl Meter {
         let since = Instant::now();
         let loaded = load();
         self.loads.add(since.elapsed());
-        self.is_slow.store(self.loads.mean_ns() > SLOW_NS, Relaxed);
+        self.is_fast.store(self.loads.mean_ns() <= SLOW_NS, Relaxed);
         loaded
     }
 
@@ -103,26 +104,19 @@ impl Meter {
     #[inline]
     pub fn load_for_caller<T>(&self, position: u64, load: impl FnOnce() -> T) -> T {
         // Positions that are no multiples of anything, so that what happens at regular ones is not always, or never, seen.
-        let is_timed = mix(position).is_multiple_of(TIMED_EVERY) || self.is_slow() || position == 0;
+        let is_timed = mix(position).is_multiple_of(TIMED_EVERY) || self.is_slow();
         if is_timed { self.load(load) } else { load() }
     }
 
-    /// A caller waited for somebody else's load.
+    /// A caller waited, and did not load.
     pub fn waited(&self, since: Instant) {
-        self.waits.add(since.elapsed());
-    }
-
-    /// A caller waited for samples that it will ask for later.
-    pub fn waited_beforehand(&self, since: Instant) {
-        self.started.get_or_init(|| since);
-        self.waits.ns.fetch_add(since.elapsed().as_nanos() as u64, Relaxed);
+        self.waited_ns.fetch_add(since.elapsed().as_nanos() as u64, Relaxed);
     }
 
     pub fn stats(&self, counts: Counts) -> StreamingStats {
         let remote_samples = counts.foreign + counts.remote;
-        // Who did not wait for somebody else's load loaded it.
-        let loaded_by_callers = counts.misses.saturating_sub(self.waits.count.load(Relaxed));
-        let waited = loaded_by_callers as f64 * self.loads.mean_ns() + self.waits.ns.load(Relaxed) as f64;
+        let loading = counts.by_callers as f64 * self.loads.mean_ns();
+        let waited = loading + self.waited_ns.load(Relaxed) as f64;
         let ended = self.ended_ns.load(Relaxed);
         let running = || self.started.get().map_or(0.0, |started| started.elapsed().as_nanos() as f64);
         let elapsed = if ended > 0 { ended as f64 } else { running() } - self.paused_ns.load(Relaxed) as f64;
@@ -132,7 +126,7 @@ impl Meter {
             local_samples: counts.handed_out - remote_samples,
             remote_samples,
             prefetch_hits: counts.hits,
-            prefetch_misses: counts.misses,
+            prefetch_misses: counts.misses(),
             avg_load_time_us: self.loads.mean_ns() / 1000.0,
             num_checkpoints: self.checkpoints.load(Relaxed),
             worker_utilization,

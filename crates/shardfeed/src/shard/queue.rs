@@ -79,7 +79,7 @@ impl<S: Stream, T> AtOnce<'_, S, T> {
     #[inline]
     pub fn done(mut self) -> Option<Box<Snapshot<S>>> {
         self.state.next += 1;
-        self.state.hand_out(self.position, self.place.is_foreign, false)
+        self.state.hand_out(self.position, self.place.is_foreign, Came::ByCaller)
     }
 }
 
@@ -110,17 +110,19 @@ struct State<S, T> {
     /// Positions before it that nobody has: they could not be loaded, or others were faster before a restart. Some are
     /// loaded.
     again: BTreeMap<u64, Option<T>>,
-    /// Callers that load what they claimed; and callers that wait for them, since nothing else is left.
-    loading: usize,
+    /// Callers that have a position, and load it or wait for it; and callers that wait for them, since nothing else is left.
+    underway: usize,
     at_the_end: usize,
-    /// Positions from `ahead_from` on that are being loaded, or are.
+    /// The next positions that are being loaded, or are; and positions that callers have and wait for, while they are loaded.
     ahead: VecDeque<Entry<T>>,
-    ahead_from: u64,
+    waited_for: BTreeMap<u64, Entry<T>>,
     pace: Pace,
     /// Up to here somebody asked for positions to be loaded.
     wanted_until: u64,
     loads: u64,
     done: Done,
+    /// Handed out since the last snapshot that was due.
+    since_snapshot: u64,
     counts: Counts,
     is_closed: bool,
 }
@@ -161,8 +163,6 @@ enum Entry<T> {
     Ready(T),
     /// Whoever asks for it has to load it, and will see why it could not be.
     Failed,
-    /// A caller has it.
-    Taken,
 }
 
 /// Positions that were handed out.
@@ -184,9 +184,27 @@ pub(crate) struct Counts {
     /// Of those, others' at first; and of the others, from another machine.
     pub foreign: u64,
     pub remote: u64,
-    /// Of those, loaded before they were asked for; and not.
+    /// Of those, loaded before they were asked for.
     pub hits: u64,
-    pub misses: u64,
+    /// Of those, loaded by whoever asked.
+    pub by_callers: u64,
+}
+
+impl Counts {
+    /// Handed out to somebody who had to wait for it, or to load it.
+    pub fn misses(&self) -> u64 {
+        self.handed_out - self.hits
+    }
+}
+
+/// When a sample was loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Came {
+    /// Before somebody asked for it.
+    Before,
+    WhileWaitedFor,
+    /// By whoever asked for it.
+    ByCaller,
 }
 
 impl Done {
@@ -254,14 +272,15 @@ impl<S: Stream, T> Queue<S, T> {
             next: 0,
             upcoming: Upcoming::default(),
             again: BTreeMap::new(),
-            loading: 0,
+            underway: 0,
             at_the_end: 0,
             ahead: VecDeque::new(),
-            ahead_from: 0,
+            waited_for: BTreeMap::new(),
             pace,
             wanted_until: 0,
             loads: 0,
             done: Done::default(),
+            since_snapshot: 0,
             counts: Counts::default(),
             is_closed: false,
         };
@@ -284,9 +303,9 @@ impl<S: Stream, T> Queue<S, T> {
             {
                 return claim;
             }
-            let Some((position, place)) = state.take_next() else {
+            let Some((position, place, mut entry)) = state.take_next() else {
                 // What others are at may come back.
-                if state.loading == 0 {
+                if state.underway == 0 {
                     return Claim::End;
                 }
                 waits();
@@ -295,24 +314,28 @@ impl<S: Stream, T> Queue<S, T> {
                 state.at_the_end -= 1;
                 continue 'stream;
             };
-            let mut is_hit = true;
-            while let Some(Entry::Loading(_)) = state.entry(position) {
-                is_hit = false;
+            // From here on it has the position: to others the stream is not over before it is done.
+            state.underway += 1;
+            let mut came = Came::Before;
+            // Aside, however long it takes: others go on with what comes after it.
+            while let Some(Entry::Loading(load)) = entry {
+                came = Came::WhileWaitedFor;
+                state.waited_for.insert(position, Entry::Loading(load));
                 waits();
                 state = self.loaded.wait(state).unwrap_or_else(PoisonError::into_inner);
                 if state.number != number {
                     continue 'stream;
                 }
+                entry = state.waited_for.remove(&position);
             }
-            let claim = match state.take_entry(position) {
+            let claim = match entry {
                 Some(Entry::Ready(item)) => {
-                    let snapshot = state.hand_out(position, place.is_foreign, is_hit);
+                    state.underway -= 1;
+                    let snapshot = state.hand_out(position, place.is_foreign, came);
+                    self.tell_those_at_the_end(&state);
                     Claim::Ready(place, item, snapshot)
                 }
-                _ => {
-                    state.loading += 1;
-                    Claim::Load(Ticket { position, place, stream: number })
-                }
+                _ => Claim::Load(Ticket { position, place, stream: number }),
             };
             let has_room = state.is_worth_waking(is_eager);
             drop(state);
@@ -346,8 +369,8 @@ impl<S: Stream, T> Queue<S, T> {
         if ticket.stream != state.number {
             return Err(Stale);
         }
-        state.loading -= 1;
-        let snapshot = state.hand_out(ticket.position, ticket.place.is_foreign, false);
+        state.underway -= 1;
+        let snapshot = state.hand_out(ticket.position, ticket.place.is_foreign, Came::ByCaller);
         self.tell_those_at_the_end(&state);
         Ok(snapshot)
     }
@@ -360,7 +383,7 @@ impl<S: Stream, T> Queue<S, T> {
     fn give_back(&self, ticket: Ticket, item: Option<T>) {
         let mut state = self.lock();
         if ticket.stream == state.number {
-            state.loading -= 1;
+            state.underway -= 1;
             state.again.insert(ticket.position, item);
             self.tell_those_at_the_end(&state);
         }
@@ -418,7 +441,7 @@ impl<S: Stream, T> Queue<S, T> {
             if let Some(position) = left_behind.pop() {
                 if let Some(None) = state.again.get(&position) {
                     state.again.remove(&position);
-                    state.loading += 1;
+                    state.underway += 1;
                     let place = state.stream.place(position);
                     drop(state);
                     self.give_back(Ticket { position, place, stream: number }, load(place.index));
@@ -434,9 +457,7 @@ impl<S: Stream, T> Queue<S, T> {
                 state = self.lock();
                 continue;
             }
-            let from = state.next.saturating_sub(state.ahead_from) as usize;
-            let until = until.saturating_sub(state.ahead_from) as usize;
-            let mut wanted = state.ahead.iter().take(until).skip(from);
+            let mut wanted = state.ahead.iter().take(until.saturating_sub(state.next) as usize);
             if !wanted.any(|entry| matches!(entry, Entry::Loading(_))) {
                 break;
             }
@@ -444,9 +465,16 @@ impl<S: Stream, T> Queue<S, T> {
         }
     }
 
-    /// Goes on with another stream, of which some positions are done. Returns the number of snapshots from now on.
-    pub fn restart(&self, stream: S, done: Done) -> u64 {
-        self.restart_locked(self.lock(), stream, done)
+    /// Goes on with another stream, from its beginning on. Returns the number of snapshots from now on.
+    pub fn restart(&self, stream: S) -> u64 {
+        self.restart_locked(self.lock(), stream, Done::default())
+    }
+
+    /// Goes on where somebody was in another stream, as if everything had been handed out here that is done.
+    pub fn restore(&self, stream: S, done: Done) -> u64 {
+        let mut state = self.lock();
+        state.since_snapshot = state.pace.snapshot_every.map_or(0, |every| done.count() % every);
+        self.restart_locked(state, stream, done)
     }
 
     /// The same, unless it was restarted since a snapshot of this number.
@@ -461,9 +489,9 @@ impl<S: Stream, T> Queue<S, T> {
         (state.stream, state.done) = (stream, done);
         state.upcoming = Upcoming::default();
         state.number += 1;
-        (state.wanted_until, state.loading) = (0, 0);
+        (state.wanted_until, state.underway) = (0, 0);
         state.ahead.clear();
-        state.ahead_from = state.next;
+        state.waited_for.clear();
         let number = state.number;
         drop(state);
         self.loaded.notify_all();
@@ -497,8 +525,7 @@ impl<S: Stream, T> Queue<S, T> {
         }
         state.stream = stream;
         state.upcoming = Upcoming::default();
-        let kept = state.next.saturating_sub(state.ahead_from) as usize;
-        state.ahead.truncate(kept);
+        state.ahead.clear();
         drop(state);
         self.loaded.notify_all();
         self.room.notify_all();
@@ -521,6 +548,14 @@ impl<S: Stream, T> Queue<S, T> {
         self.lock().counts
     }
 
+    /// Positions of which it is kept what became of them ahead.
+    #[cfg(test)]
+    #[allow(dead_code)] // For `tests/prefetch_schedules.rs`.
+    pub fn kept(&self) -> usize {
+        let state = self.lock();
+        state.ahead.len() + state.waited_for.len()
+    }
+
     /// Threads that load ahead come back.
     pub fn close(&self) {
         self.lock().is_closed = true;
@@ -530,17 +565,18 @@ impl<S: Stream, T> Queue<S, T> {
 }
 
 impl<S: Stream, T> State<S, T> {
+    /// With what became of it ahead.
     #[inline]
-    fn take_next(&mut self) -> Option<(u64, Place)> {
+    fn take_next(&mut self) -> Option<(u64, Place, Option<Entry<T>>)> {
         if !self.again.is_empty()
             && let Some((position, _)) = self.again.pop_first()
         {
-            return Some((position, self.stream.place(position)));
+            return Some((position, self.stream.place(position), None));
         }
         let position = self.next;
         let place = self.upcoming.place(position, &self.stream)?;
         self.next += 1;
-        Some((position, place))
+        Some((position, place, self.ahead.pop_front()))
     }
 
     /// The first position that is left behind, if it is loaded.
@@ -550,59 +586,51 @@ impl<S: Stream, T> State<S, T> {
         let item = first.get_mut().take()?;
         let position = first.remove_entry().0;
         let place = self.stream.place(position);
-        let snapshot = self.hand_out(position, place.is_foreign, true);
+        let snapshot = self.hand_out(position, place.is_foreign, Came::Before);
         Some(Claim::Ready(place, item, snapshot))
     }
 
     #[inline]
-    fn hand_out(&mut self, position: u64, is_foreign: bool, is_hit: bool) -> Option<Box<Snapshot<S>>> {
+    fn hand_out(&mut self, position: u64, is_foreign: bool, came: Came) -> Option<Box<Snapshot<S>>> {
         self.done.add(position);
         self.counts.handed_out += 1;
         self.counts.foreign += u64::from(is_foreign);
-        self.counts.hits += u64::from(is_hit);
-        self.counts.misses += u64::from(!is_hit);
-        let is_due = self.pace.snapshot_every.is_some_and(|every| self.done.count().is_multiple_of(every));
-        is_due.then(|| Box::new(self.snapshot()))
+        self.counts.hits += u64::from(came == Came::Before);
+        self.counts.by_callers += u64::from(came == Came::ByCaller);
+        let every = self.pace.snapshot_every?;
+        self.since_snapshot += 1;
+        if self.since_snapshot < every {
+            return None;
+        }
+        self.since_snapshot = 0;
+        Some(Box::new(self.snapshot()))
     }
 
     fn snapshot(&self) -> Snapshot<S> {
         Snapshot { stream: self.stream.clone(), done: self.done.clone(), number: self.number }
     }
 
-    #[inline]
-    fn entry(&self, position: u64) -> Option<&Entry<T>> {
-        self.ahead.get(position.checked_sub(self.ahead_from)? as usize)
-    }
-
     fn entry_mut(&mut self, position: u64) -> Option<&mut Entry<T>> {
-        self.ahead.get_mut(position.checked_sub(self.ahead_from)? as usize)
-    }
-
-    #[inline]
-    fn take_entry(&mut self, position: u64) -> Option<Entry<T>> {
-        let taken = std::mem::replace(self.entry_mut(position)?, Entry::Taken);
-        while matches!(self.ahead.front(), Some(Entry::Taken)) {
-            self.ahead.pop_front();
-            self.ahead_from += 1;
+        match position.checked_sub(self.next) {
+            Some(at) => self.ahead.get_mut(at as usize),
+            None => self.waited_for.get_mut(&position),
         }
-        Some(taken)
     }
 
     /// The first position that is neither loaded nor handed out.
     fn to_load(&self) -> u64 {
-        (self.ahead_from + self.ahead.len() as u64).max(self.next)
+        self.next + self.ahead.len() as u64
     }
 
     fn may_load(&self) -> bool {
-        let to_load = self.to_load();
         let until = self.next.saturating_add(self.pace.ahead_max).max(self.wanted_until);
-        to_load < until.min(self.stream.len())
+        self.to_load() < until.min(self.stream.len())
     }
 
     /// Whether somebody should be woken to load ahead: for each sample that is taken, or, since that would cost more than a
     /// small sample does, for several at once.
     fn is_worth_waking(&self, is_eager: bool) -> bool {
-        self.may_load() && (is_eager || self.to_load() - self.next <= self.pace.ahead_max / 2)
+        self.may_load() && (is_eager || self.ahead.len() as u64 <= self.pace.ahead_max / 2)
     }
 
     fn load_ahead(&mut self) -> Option<Ahead> {
@@ -610,13 +638,6 @@ impl<S: Stream, T> State<S, T> {
             return None;
         }
         let position = self.to_load();
-        if self.ahead.is_empty() {
-            self.ahead_from = position;
-        }
-        // Between what was loaded ahead and this, callers loaded for themselves.
-        while self.ahead_from + (self.ahead.len() as u64) < position {
-            self.ahead.push_back(Entry::Taken);
-        }
         self.loads += 1;
         self.ahead.push_back(Entry::Loading(self.loads));
         Some(Ahead { index: self.stream.place(position).index, position, load: self.loads })

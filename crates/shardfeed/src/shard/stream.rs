@@ -32,7 +32,17 @@ impl ShardStream {
         epoch: u64,
         assignment: &Assignment,
     ) -> Result<Self, PartitionError> {
-        let order = DealtOrder::new(partition, epoch, assignment.clone())?;
+        Self::of_orders(rank, epoch, assignment.clone(), |rank| partition.order(rank, epoch))
+    }
+
+    /// The same, of what the strategy gives workers in that epoch.
+    pub fn of_orders(
+        rank: Rank,
+        epoch: u64,
+        assignment: Assignment,
+        order_of: impl Fn(Rank) -> SampleOrder,
+    ) -> Result<Self, PartitionError> {
+        let order = DealtOrder::of_orders(rank.world_size(), assignment, order_of)?;
         Ok(Self { epoch, rank: rank.index(), order: Order::Dealt(Arc::new(order)) })
     }
 

@@ -86,6 +86,19 @@ fn nobody_fails_and_each_has_its_own() {
 }
 
 #[test]
+fn who_waits_for_work_is_not_busy() {
+    let config = |rank| config(2, rank).with_fault_tolerance(1);
+    // One has nothing to wait for but the other.
+    let numbers = |rank| Numbers { len: 60, delay: Duration::from_millis([0, 10][rank]) };
+    in_threads(2, &numbers, &config, &|rank, loader| {
+        let all = work(loader, 1, EVERYTHING).unwrap();
+        let stats = loader.get_stats();
+        assert!(rank == 1 || stats.worker_utilization < 0.5, "{stats:?}");
+        all
+    });
+}
+
+#[test]
 fn what_a_worker_leaves_behind_is_taken_over_and_done_once() {
     for replicas in [1, 2, 3] {
         let config = |rank| config(4, rank).with_fault_tolerance(replicas);

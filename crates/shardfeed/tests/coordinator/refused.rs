@@ -79,6 +79,44 @@ fn another_data_set_and_the_same_rank() {
 }
 
 #[test]
+fn who_is_refused_feeds_its_trainer_and_changes_nothing() {
+    let etcd = Etcd::start(1);
+    let config = |world_size| {
+        StreamingConfig::new(world_size, 0).unwrap().with_lease(Duration::from_secs(2)).with_checkpointing(10)
+    };
+    let connect = || Arc::new(StreamCoordinator::connect(&etcd.url("job"), config(2)).unwrap());
+    let join = |len, world_size| {
+        let numbers = Numbers { len, delay: Duration::ZERO };
+        StreamingShardLoader::new(numbers, config(world_size)).unwrap().with_coordinator(connect())
+    };
+    let coordinator = connect();
+    let held = || coordinator.get_checkpoint(0).unwrap().map(|state| (state.samples, state.position));
+    let first = join(100, 2);
+    for expected in 0..10 {
+        assert_eq!(first.next().unwrap(), Some(2 * expected));
+    }
+    wait_until("the checkpoint is there", || held() == Some((100, 10)));
+    drop(first);
+    // Of another world size, and of another data set.
+    let alone = join(100, 1);
+    assert!(alone.commit().unwrap_err().to_string().contains("with a coordinator of world size 2"));
+    assert!(alone.next().is_err(), "it is told");
+    let other = join(90, 2);
+    wait_until("it is refused", || {
+        other.coordinator_trouble().is_some_and(|trouble| trouble.contains("started otherwise"))
+    });
+    let message = other.commit_step(3).unwrap_err().to_string();
+    assert!(message.contains("number of samples is 100, here it is 90"), "{message}");
+    for loader in [alone, other] {
+        for _ in 0..9 {
+            assert!(loader.next().unwrap().is_some());
+        }
+        assert!(loader.commit().is_err());
+    }
+    assert_eq!(held(), Some((100, 10)));
+}
+
+#[test]
 fn an_etcd_that_forgot() {
     let mut etcd = Etcd::start(1);
     let coordinator = Arc::new(StreamCoordinator::connect(&etcd.url("job"), config(0)).unwrap());

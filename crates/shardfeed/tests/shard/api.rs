@@ -1,11 +1,12 @@
 //! As `API.md` has it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use shardfeed::{
-    PartitionStrategy, StreamCoordinator, StreamingConfig, StreamingShardIterator, StreamingShardLoader,
-    Tensor, TensorDataset, WorkerHealth, WorkerStatus,
+    Dataset, PartitionStrategy, StreamCoordinator, StreamingConfig, StreamingShardIterator,
+    StreamingShardLoader, Tensor, TensorDataset, WorkerHealth, WorkerStatus,
 };
 
 #[test]
@@ -114,8 +115,52 @@ fn what_does_not_fit_together_is_refused_with_what_to_do() {
     let config = config.with_partition_strategy(PartitionStrategy::Stratified { num_classes: 2 });
     let message =
         StreamingShardLoader::new(TensorDataset::new(tensor(10), vectors), config.clone()).err().unwrap();
-    assert!(message.to_string().contains("sample 0 has no label"), "{message}");
+    let message = message.to_string();
+    assert!(message.contains("sample 0 has no label, and strata are made of labels"), "{message}");
+    assert!(message.contains("give the data set labels, or choose another strategy"), "{message}");
+    let message = refused(10, 10, PartitionStrategy::Stratified { num_classes: 0 });
+    assert!(message.contains("num_classes is 0; say how many classes the labels have"), "{message}");
     let classes = Tensor::<u8>::from_vec((0..10).collect(), &[10]).unwrap();
     let message = StreamingShardLoader::new(TensorDataset::new(tensor(10), classes), config).err().unwrap();
     assert!(message.to_string().contains("sample 2 has label 2"), "{message}");
+}
+
+/// As many as a footer claims. None of them can be looked at.
+struct Claimed(usize);
+
+impl Dataset for Claimed {
+    type Sample = usize;
+
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    fn get(&self, _index: usize) -> shardfeed::Result<usize> {
+        panic!("a sample is asked for")
+    }
+
+    fn label(&self, _index: usize) -> shardfeed::Result<Option<u64>> {
+        panic!("a label is asked for")
+    }
+
+    fn key(&self, _index: usize) -> shardfeed::Result<Option<Cow<'_, [u8]>>> {
+        panic!("a key is asked for")
+    }
+}
+
+#[test]
+fn more_samples_than_a_table_is_kept_of_are_refused_before_one_is_looked_at() {
+    let make = |strategy: PartitionStrategy| {
+        let config = StreamingConfig::new(2, 0).unwrap().with_partition_strategy(strategy);
+        StreamingShardLoader::new(Claimed(1 << 48), config.with_prefetch_buffer_size(0))
+    };
+    for strategy in [
+        PartitionStrategy::HashBased { num_partitions: 2, hash_seed: 1 },
+        PartitionStrategy::Stratified { num_classes: 2 },
+    ] {
+        let message = make(strategy).err().unwrap().to_string();
+        assert!(message.contains("281474976710656 samples to be hashed or stratified"), "{message}");
+        assert!(message.contains("at most 4294967296") && message.contains("RoundRobin"), "{message}");
+    }
+    assert_eq!(make(PartitionStrategy::RoundRobin).unwrap().len(), 1 << 47);
 }

@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
 
-use shardfeed::{StreamCoordinator, StreamingShardLoader, read_checkpoint, write_checkpoint};
+use shardfeed::{
+    Dataset, Error, Result, StreamCoordinator, StreamingShardLoader, read_checkpoint, write_checkpoint,
+};
 
 use crate::support::{Numbers, config, rest, take};
 
@@ -36,14 +39,166 @@ fn every_so_many_samples_the_coordinator_knows() {
 }
 
 #[test]
-fn a_commit_does_not_silence_a_coordinator_that_refused() {
-    let coordinator = Arc::new(StreamCoordinator::new(config(2, 0)).unwrap());
-    let loader = StreamingShardLoader::new(Numbers::new(80), config(1, 0)).unwrap();
-    let loader = loader.with_coordinator(coordinator);
+fn every_so_many_samples_are_counted_over_epochs() {
+    // Forty samples of an epoch, two hundred and ten in all.
+    for (interval, taken, expected) in [(50, 210, (4, 4, 40)), (7, 210, (30, 5, 10)), (300, 310, (1, 7, 20))]
+    {
+        let coordinator = Arc::new(StreamCoordinator::new(config(2, 0)).unwrap());
+        let config = config(2, 1).with_checkpointing(interval);
+        let loader = StreamingShardLoader::new(Numbers::new(80), config).unwrap();
+        let loader = loader.with_coordinator(Arc::clone(&coordinator));
+        for _ in 0..taken {
+            if loader.is_epoch_over() {
+                loader.reset();
+            }
+            loader.next().unwrap().unwrap();
+        }
+        let state = coordinator.get_checkpoint(1).unwrap().unwrap();
+        assert_eq!((loader.get_stats().num_checkpoints, state.epoch, state.position), expected);
+    }
+}
+
+#[test]
+fn what_belongs_to_a_step_of_the_trainer_is_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rank0.json");
+    let coordinator = Arc::new(StreamCoordinator::new(config(1, 0)).unwrap());
+    let config = config(1, 0).with_checkpointing(10).with_checkpoint_path(&path);
+    let loader = StreamingShardLoader::new(Numbers::new(200), config).unwrap();
+    let loader = loader.with_coordinator(Arc::clone(&coordinator));
+    let held = || {
+        let state = coordinator.get_checkpoint(0).unwrap().unwrap();
+        assert_eq!(read_checkpoint(&path).unwrap(), state);
+        (state.position, state.step)
+    };
+    take(&loader, 25);
+    assert_eq!(held(), (20, None));
+    loader.commit_step(7).unwrap();
+    take(&loader, 40);
+    assert_eq!(held(), (25, Some(7)), "the model of step 7 has seen no more");
+    loader.commit_step(8).unwrap();
+    assert_eq!(held(), (65, Some(8)));
+    // Also while others take samples.
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| while loader.next().unwrap().is_some() {});
+        for step in 9..100 {
+            loader.commit_step(step).unwrap();
+            assert_eq!(held().1, Some(step));
+        }
+        others.join().unwrap();
+    });
+}
+
+#[test]
+fn what_belongs_to_a_step_is_not_replaced_after_a_restart_either() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rank0.json");
+    let make = || {
+        let config = config(1, 0).with_checkpointing(10).with_checkpoint_path(&path);
+        let coordinator = Arc::new(StreamCoordinator::new(config.clone()).unwrap());
+        let loader = StreamingShardLoader::new(Numbers::new(200), config).unwrap();
+        (loader.with_coordinator(Arc::clone(&coordinator)), coordinator)
+    };
+    let held = || read_checkpoint(&path).map(|state| (state.position, state.step)).unwrap();
+    let (loader, _) = make();
+    take(&loader, 25);
+    loader.commit_step(7).unwrap();
+    drop(loader);
+    // Twice: what is restored is what was restored before.
+    for _ in 0..2 {
+        let (loader, coordinator) = make();
+        loader.restore_from_checkpoint(read_checkpoint(&path).unwrap()).unwrap();
+        assert_eq!(take(&loader, 40), (25..65).collect::<Vec<_>>());
+        assert_eq!(held(), (25, Some(7)), "the model of step 7 has seen no more");
+        assert_eq!(coordinator.get_checkpoint(0).unwrap(), None);
+    }
+    let (loader, _) = make();
+    loader.restore_from_checkpoint(read_checkpoint(&path).unwrap()).unwrap();
+    take(&loader, 40);
+    loader.commit_step(8).unwrap();
+    assert_eq!(held(), (65, Some(8)));
+    // What is of no step goes on as before.
     loader.commit().unwrap();
-    let error = loader.next().unwrap_err().to_string();
-    assert!(error.contains("world size 1 with a coordinator of world size 2"), "{error}");
+    assert_eq!(held(), (65, None));
+    let (loader, _) = make();
+    loader.restore_from_checkpoint(read_checkpoint(&path).unwrap()).unwrap();
+    take(&loader, 5);
+    assert_eq!(held(), (70, None));
+    // Who names steps goes on naming them, whatever is restored.
+    loader.commit_step(9).unwrap();
+    let no_step = loader.get_checkpoint();
+    loader.restore_from_checkpoint(no_step).unwrap();
+    take(&loader, 40);
+    assert_eq!(held(), (70, Some(9)));
+}
+
+#[test]
+fn a_commit_does_not_silence_a_coordinator_that_refused_and_nothing_is_handed_to_it() {
+    let words = "world size 1 with a coordinator of world size 2";
+    let coordinator = Arc::new(StreamCoordinator::new(config(2, 0)).unwrap());
+    let loader = StreamingShardLoader::new(Numbers::new(80), config(1, 0).with_checkpointing(2)).unwrap();
+    let loader = loader.with_coordinator(Arc::clone(&coordinator));
+    let refused = |error: Error| assert!(error.to_string().contains(words), "{error}");
+    refused(loader.commit().unwrap_err());
+    refused(loader.next().unwrap_err());
     assert_eq!(take(&loader, 2), [0, 1]);
+    // A checkpoint was due; the samples come all the same.
+    refused(loader.next().unwrap_err());
+    assert_eq!(take(&loader, 1), [2]);
+    refused(loader.commit_step(7).unwrap_err());
+    assert_eq!(take(&loader, 77), (3..80).collect::<Vec<_>>());
+    assert_eq!(coordinator.get_checkpoint(0).unwrap(), None);
+    assert_eq!(loader.get_stats().num_checkpoints, 0);
+}
+
+#[test]
+fn a_loader_of_another_job_changes_nothing_of_what_its_coordinator_knows() {
+    let coordinator = Arc::new(StreamCoordinator::new(config(2, 0)).unwrap());
+    let join = |len, rank| {
+        let config = config(2, rank).with_checkpointing(10);
+        StreamingShardLoader::new(Numbers::new(len), config)
+            .unwrap()
+            .with_coordinator(Arc::clone(&coordinator))
+    };
+    let held = |rank| coordinator.get_checkpoint(rank).unwrap().map(|state| (state.samples, state.position));
+    let first = join(80, 0);
+    take(&first, 15);
+    assert_eq!(held(0), Some((80, 10)));
+    // Another data set, on a rank that is free: what its worker left there is not its own.
+    let gone = join(80, 1);
+    take(&gone, 25);
+    drop(gone);
+    assert_eq!(held(1), Some((80, 20)));
+    let other = join(90, 1);
+    let (mut samples, mut errors) = (Vec::new(), 0);
+    while samples.len() < 45 {
+        match other.next() {
+            Ok(sample) => samples.extend(sample),
+            Err(error) => {
+                assert!(error.to_string().contains("number of samples is 80, here it is 90"), "{error}");
+                errors += 1;
+            }
+        }
+    }
+    assert_eq!((samples, errors), ((0..90).skip(1).step_by(2).collect(), 4));
+    assert!(other.commit_step(9).unwrap_err().to_string().contains("started otherwise"));
+    assert_eq!(held(1), Some((80, 20)));
+    // The same data set, on a rank that another has.
+    let twin = join(80, 0);
+    take(&twin, 5);
+    let error = twin.commit().unwrap_err().to_string();
+    assert!(error.contains("another worker has rank 0; give each its own"), "{error}");
+    assert_eq!(held(0), Some((80, 10)));
+    take(&twin, 4);
+    assert_eq!(held(0), Some((80, 10)));
+    first.commit().unwrap();
+    assert_eq!(held(0), Some((80, 15)));
+    // Once the first has left, the rank is free for whoever comes.
+    drop((first, twin));
+    let next = join(80, 0);
+    next.restore_from_checkpoint(coordinator.get_checkpoint(0).unwrap().unwrap()).unwrap();
+    take(&next, 5);
+    assert_eq!(held(0), Some((80, 20)));
 }
 
 #[test]
@@ -64,6 +219,113 @@ fn of_many_threads_the_last_checkpoint_stays() {
     assert_eq!(read_checkpoint(&path).unwrap(), state);
     loader.restore_from_checkpoint(&state).unwrap();
     assert_eq!(rest(&loader).len(), 5);
+}
+
+/// Numbers whose caller is held back after it has one of them, before anything is saved of it.
+struct Held {
+    len: usize,
+    index: usize,
+    has_it: Barrier,
+    goes_on: Barrier,
+    /// Only the first time.
+    is_first: AtomicBool,
+}
+
+impl Held {
+    fn new(len: usize, index: usize) -> Self {
+        let (has_it, goes_on) = (Barrier::new(2), Barrier::new(2));
+        Self { len, index, has_it, goes_on, is_first: AtomicBool::new(true) }
+    }
+}
+
+impl Dataset for Held {
+    type Sample = usize;
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get(&self, index: usize) -> Result<usize> {
+        Ok(index)
+    }
+
+    /// Asked for after a sample was handed out.
+    fn is_remote(&self, index: usize) -> bool {
+        if index == self.index && self.is_first.swap(false, Relaxed) {
+            self.has_it.wait();
+            self.goes_on.wait();
+        }
+        false
+    }
+}
+
+/// What the coordinator holds when a caller saves what was due with its tenth sample, of thirty or of ten, after another went on:
+/// epoch, position, and checkpoints that were taken.
+fn saved_late(
+    len: usize,
+    buffer: usize,
+    meanwhile: impl FnOnce(&StreamingShardLoader<Held>),
+) -> (u64, usize, u64) {
+    let coordinator = Arc::new(StreamCoordinator::new(config(1, 0)).unwrap());
+    let config = config(1, 0).with_checkpointing(10).with_prefetch_buffer_size(buffer);
+    let loader = StreamingShardLoader::new(Held::new(len, 9), config).unwrap();
+    let loader = loader.with_coordinator(Arc::clone(&coordinator));
+    take(&loader, 9);
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| loader.next().unwrap());
+        loader.dataset().has_it.wait();
+        meanwhile(&loader);
+        loader.dataset().goes_on.wait();
+        assert_eq!(late.join().unwrap(), Some(9));
+    });
+    let state = coordinator.get_checkpoint(0).unwrap();
+    let (epoch, position) = state.map_or((0, 0), |state| (state.epoch, state.position));
+    (epoch, position, loader.get_stats().num_checkpoints)
+}
+
+#[test]
+fn what_is_due_at_the_end_of_an_epoch_is_saved_though_another_caller_began_the_next() {
+    for buffer in [0, 4] {
+        let go_on = |loader: &StreamingShardLoader<Held>, count| {
+            assert_eq!(loader.next().unwrap(), None);
+            loader.reset();
+            take(loader, count);
+        };
+        assert_eq!(saved_late(10, buffer, |loader| go_on(loader, 0)), (0, 10, 1));
+        assert_eq!(saved_late(10, buffer, |loader| go_on(loader, 9)), (0, 10, 1));
+        // Not over what is further on.
+        assert_eq!(saved_late(10, buffer, |loader| go_on(loader, 10)), (1, 10, 1));
+        let commit = |loader: &StreamingShardLoader<Held>| {
+            go_on(loader, 3);
+            loader.commit().unwrap();
+        };
+        assert_eq!(saved_late(10, buffer, commit), (1, 3, 1));
+        let commit_at_once = |loader: &StreamingShardLoader<Held>| {
+            go_on(loader, 0);
+            loader.commit().unwrap();
+        };
+        assert_eq!(saved_late(10, buffer, commit_at_once), (1, 0, 1));
+    }
+}
+
+#[test]
+fn what_was_due_before_a_stream_went_elsewhere_is_not_saved_after_it() {
+    for buffer in [0, 4] {
+        assert_eq!(saved_late(30, buffer, |_| ()), (0, 10, 1));
+        assert_eq!(saved_late(30, buffer, |loader| drop(take(loader, 5))), (0, 10, 1));
+        assert_eq!(saved_late(30, buffer, |loader| drop(take(loader, 10))), (0, 20, 1));
+        assert_eq!(saved_late(30, buffer, |loader| loader.set_epoch(3)), (0, 0, 0));
+        assert_eq!(saved_late(30, buffer, StreamingShardLoader::reset), (0, 0, 0));
+        let restore = |loader: &StreamingShardLoader<Held>| {
+            let state = loader.get_checkpoint();
+            loader.restore_from_checkpoint(state).unwrap();
+        };
+        assert_eq!(saved_late(30, buffer, restore), (0, 0, 0));
+        // Also from the end of an epoch, but for the one that follows.
+        assert_eq!(saved_late(10, buffer, |loader| loader.set_epoch(2)), (0, 0, 0));
+        assert_eq!(saved_late(10, buffer, |loader| loader.set_epoch(0)), (0, 0, 0));
+        assert_eq!(saved_late(10, buffer, |loader| loader.set_epoch(1)), (0, 10, 1));
+    }
 }
 
 #[test]

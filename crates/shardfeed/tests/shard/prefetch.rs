@@ -1,9 +1,10 @@
 //! Loading ahead: what it promises, and what the statistics say of it.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use shardfeed::{Dataset, Error, Result, StreamingShardLoader};
+use shardfeed::{CheckpointState, Dataset, Error, Result, StreamingShardLoader};
 
 use crate::support::{Numbers, config, rest};
 
@@ -31,6 +32,27 @@ fn without_it_every_sample_is_loaded_when_it_is_asked_for() {
     let busy = 1.0 - 20.0 * stats.avg_load_time_us / elapsed_us;
     assert!((0.0..=busy + 1e-9).contains(&stats.worker_utilization), "{stats:?} {busy}");
     assert_eq!((stats.num_checkpoints, loader.dataset().loads.load(Relaxed)), (0, 20));
+}
+
+#[test]
+fn where_a_stream_is_restored_its_first_sample_is_timed() {
+    let make = || StreamingShardLoader::new(slow(300), config(1, 0).with_prefetch_buffer_size(0)).unwrap();
+    let json = make().get_checkpoint().to_json();
+    for position in [1, 7, 150] {
+        let json = json.replace("\"position\":0", &format!("\"position\":{position}"));
+        let json = json.replace("\"processed\":[]", &format!("\"processed\":[[0,{position}]]"));
+        let loader = make();
+        loader.restore_from_checkpoint(CheckpointState::from_json(&json).unwrap()).unwrap();
+        let started = Instant::now();
+        for taken in 0..3 {
+            assert_eq!(loader.next().unwrap(), Some(position + taken));
+            let stats = loader.get_stats();
+            let busy =
+                1.0 - stats.samples_loaded as f64 * DELAY.as_secs_f64() / started.elapsed().as_secs_f64();
+            assert!(stats.avg_load_time_us >= DELAY.as_secs_f64() * 1e6, "from {position} on: {stats:?}");
+            assert!((0.0..=busy + 1e-9).contains(&stats.worker_utilization), "{stats:?} {busy}");
+        }
+    }
 }
 
 #[test]
@@ -72,6 +94,79 @@ fn while_the_consumer_works_the_next_samples_are_loaded() {
 }
 
 #[test]
+fn a_consumer_that_works_for_as_long_as_loading_takes_never_waits() {
+    let started = Instant::now();
+    let loader = StreamingShardLoader::new(slow(30), config(1, 0).with_prefetch_buffer_size(2)).unwrap();
+    for taken in 0..20 {
+        // It works until the next sample but one is begun: then the next is there.
+        while loader.dataset().loads.load(Relaxed) < taken + 2 {
+            std::thread::yield_now();
+        }
+        assert_eq!(loader.next().unwrap(), Some(taken as usize));
+    }
+    let stats = loader.get_stats();
+    assert_eq!((stats.prefetch_hits, stats.prefetch_misses), (20, 0));
+    // Twenty loads took all of that time, as one thread did them, and nobody waited for any of them.
+    assert!(started.elapsed() >= 20 * DELAY && stats.avg_load_time_us >= DELAY.as_secs_f64() * 1e6);
+    assert!(stats.worker_utilization >= 1.0, "{stats:?}");
+}
+
+/// The first sample is held back until somebody has loaded the second.
+#[derive(Default)]
+struct HeldBack {
+    is_begun: (Mutex<bool>, Condvar),
+    is_free: (Mutex<bool>, Condvar),
+}
+
+fn open((is_open, changed): &(Mutex<bool>, Condvar)) {
+    *is_open.lock().unwrap() = true;
+    changed.notify_all();
+}
+
+fn pass((is_open, changed): &(Mutex<bool>, Condvar)) {
+    drop(changed.wait_while(is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
+}
+
+impl Dataset for HeldBack {
+    type Sample = usize;
+
+    fn len(&self) -> usize {
+        10
+    }
+
+    fn get(&self, index: usize) -> Result<usize> {
+        if index == 0 {
+            open(&self.is_begun);
+            pass(&self.is_free);
+        } else {
+            std::thread::sleep(DELAY);
+            open(&self.is_free);
+        }
+        Ok(index)
+    }
+}
+
+#[test]
+fn consumers_of_samples_that_are_held_back_wait_and_it_is_counted() {
+    let config = config(1, 0).with_prefetch_buffer_size(1);
+    let loader = StreamingShardLoader::new(HeldBack::default(), config).unwrap();
+    pass(&loader.dataset().is_begun);
+    let started = Instant::now();
+    // Whoever comes first waits for the first sample, which is being loaded; the other has to load the second meanwhile.
+    let mut taken: Vec<usize> = std::thread::scope(|scope| {
+        let threads = [(); 2].map(|()| scope.spawn(|| loader.next().unwrap().unwrap()));
+        threads.map(|thread| thread.join().unwrap()).to_vec()
+    });
+    taken.sort_unstable();
+    assert_eq!(taken, [0, 1]);
+    let stats = loader.get_stats();
+    assert_eq!((stats.samples_loaded, stats.prefetch_hits, stats.prefetch_misses), (2, 0, 2));
+    // Both waited, for as long as the second took.
+    let busy = 1.0 - 2.0 * DELAY.as_secs_f64() / started.elapsed().as_secs_f64();
+    assert!((0.0..=busy.max(0.0) + 1e-9).contains(&stats.worker_utilization), "{stats:?} {busy}");
+}
+
+#[test]
 fn what_was_waited_for_beforehand_counts_as_waiting() {
     let loader = StreamingShardLoader::new(slow(10), config(1, 0).with_prefetch_buffer_size(0)).unwrap();
     let started = Instant::now();
@@ -85,6 +180,39 @@ fn what_was_waited_for_beforehand_counts_as_waiting() {
     let before = loader.get_stats();
     std::thread::sleep(DELAY);
     assert_eq!(loader.get_stats(), before);
+}
+
+#[test]
+fn a_consumer_that_works_for_long_waited_for_little() {
+    let loader =
+        StreamingShardLoader::new(Numbers::new(20), config(1, 0).with_prefetch_buffer_size(0)).unwrap();
+    for _ in 0..2 {
+        while loader.next().unwrap().is_some() {
+            std::thread::sleep(DELAY);
+        }
+        let stats = loader.get_stats();
+        // Each sample takes some nanoseconds, and the consumer milliseconds.
+        assert!(stats.worker_utilization > 0.9, "{stats:?}");
+        loader.reset();
+    }
+}
+
+#[test]
+fn what_is_fetched_between_epochs_counts_as_waiting_and_as_time() {
+    let loader = StreamingShardLoader::new(slow(5), config(1, 0).with_prefetch_buffer_size(0)).unwrap();
+    let (started, mut waited) = (Instant::now(), Duration::ZERO);
+    for _ in 0..2 {
+        let since = Instant::now();
+        loader.prefetch(5).unwrap();
+        waited += since.elapsed();
+        while loader.next().unwrap().is_some() {
+            std::thread::sleep(2 * DELAY);
+        }
+        loader.reset();
+    }
+    let stats = loader.get_stats();
+    let busy = 1.0 - waited.as_secs_f64() / started.elapsed().as_secs_f64();
+    assert!((stats.worker_utilization - busy).abs() < 0.05, "{stats:?} {busy}");
 }
 
 #[test]

@@ -12,6 +12,8 @@ pub struct Numbers {
     pub has_keys: bool,
     /// How long each takes.
     pub delay: Duration,
+    /// Every so many take twenty times as long.
+    pub slow_every: Option<usize>,
     /// Every so many come from another machine.
     pub remote_every: Option<usize>,
     /// This one cannot be loaded, as long as that is set.
@@ -37,7 +39,8 @@ impl Dataset for Numbers {
     fn get(&self, index: usize) -> Result<usize> {
         self.loads.fetch_add(1, Relaxed);
         if !self.delay.is_zero() {
-            std::thread::sleep(self.delay);
+            let is_slow = self.slow_every.is_some_and(|every| index.is_multiple_of(every));
+            std::thread::sleep(if is_slow { self.delay * 20 } else { self.delay });
         }
         if self.broken == Some(index) && self.is_broken.load(Relaxed) {
             return Err(Error::Invalid(format!("sample {index} is broken")));

@@ -1,15 +1,18 @@
 //! Several callers on one loader.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use shardfeed::{CheckpointState, StreamingShardIterator, StreamingShardLoader};
+use shardfeed::{
+    CheckpointState, Dataset, StreamingShardIterator, StreamingShardLoader, Tensor, TensorDataset,
+};
 
 use crate::support::{Numbers, config, rest};
 
 /// What each caller got.
-fn shared_by(callers: usize, loader: StreamingShardLoader<Numbers>) -> Vec<Vec<usize>> {
+fn shared_by<D: Dataset + 'static>(callers: usize, loader: StreamingShardLoader<D>) -> Vec<Vec<D::Sample>> {
     let loader = Arc::new(loader);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..callers)
@@ -39,7 +42,85 @@ fn a_million_samples_go_to_one_of_eight_callers_each_in_order() {
 }
 
 #[test]
-fn a_checkpoint_taken_while_threads_are_at_work_loses_and_repeats_nothing() {
+fn a_million_samples_in_memory_go_to_one_of_eight_callers_each_in_order() {
+    let numbers = Tensor::<u32>::from_vec((0..1_000_000).collect(), &[1_000_000]).unwrap();
+    let config = config(1, 0).with_prefetch_buffer_size(0);
+    let loader = StreamingShardLoader::new(TensorDataset::new(numbers.clone(), numbers), config).unwrap();
+    let mut seen = vec![false; 1_000_000];
+    for samples in shared_by(8, loader) {
+        let samples: Vec<usize> = samples.iter().map(|(number, _)| number.as_slice()[0] as usize).collect();
+        assert!(samples.is_sorted(), "a caller gets its samples in order");
+        for sample in samples {
+            assert!(!std::mem::replace(&mut seen[sample], true), "{sample} twice");
+        }
+    }
+    assert!(seen.into_iter().all(|seen| seen));
+}
+
+#[test]
+fn who_is_told_that_nothing_is_left_finds_the_epoch_over() {
+    let numbers = Numbers { delay: Duration::from_micros(300), ..Numbers::new(7) };
+    let config = config(1, 0).with_prefetch_buffer_size(1);
+    let loader = StreamingShardLoader::new(numbers, config).unwrap();
+    for epoch in 0..100 {
+        loader.set_epoch(epoch);
+        let taken: usize = std::thread::scope(|scope| {
+            let take = || {
+                let taken = rest(&loader).len();
+                // Alone, and at once: others may still be on their way with what they got, but with nothing else.
+                assert!(loader.is_epoch_over());
+                taken
+            };
+            let threads: Vec<_> = (0..3).map(|_| scope.spawn(take)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(taken, 7);
+    }
+}
+
+#[test]
+fn a_checkpoint_taken_while_samples_are_on_their_way_is_continued_with_the_others() {
+    for buffer in [0, 3] {
+        let make = || {
+            // While one takes long, others overtake it.
+            let (delay, slow_every) = (Duration::from_micros(50), Some(50));
+            let numbers = Numbers { delay, slow_every, ..Numbers::new(2_000) };
+            let config = config(1, 0).with_shuffle_seed(9).with_prefetch_buffer_size(buffer);
+            StreamingShardLoader::new(numbers, config.with_prefetch_threads(2)).unwrap()
+        };
+        let loader = make();
+        let (had, is_over) = (Mutex::new(HashSet::new()), AtomicBool::new(false));
+        let states: Vec<(HashSet<usize>, CheckpointState)> = std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while let Some(sample) = loader.next().unwrap() {
+                        had.lock().unwrap().insert(sample);
+                    }
+                    is_over.store(true, Relaxed);
+                });
+            }
+            let look = || {
+                let before = had.lock().unwrap().clone();
+                (!is_over.load(Relaxed)).then(|| (before, loader.get_checkpoint()))
+            };
+            std::iter::from_fn(look).collect()
+        });
+        let with_gaps = states.iter().filter(|(_, state)| state.processed().len() > 1).count();
+        assert!(buffer > 0 || with_gaps > 0, "of {} checkpoints none was taken in the middle", states.len());
+        for (before, state) in states.iter().step_by(states.len().div_ceil(40).max(1)) {
+            let done: HashSet<usize> = state.processed_indices().collect();
+            assert!(before.is_subset(&done), "what somebody had is done");
+            let restored = make();
+            restored.restore_from_checkpoint(CheckpointState::from_json(&state.to_json()).unwrap()).unwrap();
+            let after: HashSet<usize> = rest(&restored).into_iter().collect();
+            assert!(done.is_disjoint(&after));
+            assert_eq!(done.len() + after.len(), 2_000);
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_taken_after_threads_were_at_work_loses_and_repeats_nothing() {
     for round in 0..20 {
         let config =
             || config(1, 0).with_shuffle_seed(round).with_prefetch_buffer_size(round as usize % 3 * 4);

@@ -58,6 +58,13 @@ proptest! {
             let next = after.next_batch().unwrap().map(|batch| batch.step);
             let follows = expected.iter().map(|batch| batch.step).find(|step| *step > batch.step);
             prop_assert_eq!(next, follows);
+            // Also by one who is in the next epoch already: it begins after the last step.
+            let told = one.state_after(batch.epoch, batch.step).unwrap();
+            let expected = match follows {
+                Some(_) => before.state_after(batch.epoch, batch.step).unwrap(),
+                None => one.state().clone(),
+            };
+            prop_assert_eq!(told.to_json(), expected.to_json());
         }
         let parts = (0..workers).map(|turn| {
             let builder = || wish.builder(dir.path(), global_batch).rank(rank).every(workers);
@@ -112,6 +119,49 @@ fn steps_that_are_not_there_have_no_state_after_them() {
     }
     let none = Wish::default().builder(dir.path(), 12).every(0).build().map(drop).unwrap_err().to_string();
     assert!(none.contains("every 0"), "{none}");
+}
+
+#[test]
+fn the_epoch_before_is_remembered_with_its_skips_and_changes_of_the_global_batch() {
+    let (dir, _) = some_dir();
+    let build = |global_batch| Wish::default().builder(dir.path(), global_batch).build().unwrap();
+    let mut first = build(12);
+    first.skip(1..3).unwrap();
+    let mut seen = vec![first.next_batch().unwrap().unwrap(), first.next_batch().unwrap().unwrap()];
+    let mut loader = build(8);
+    loader.load_state(first.state()).unwrap();
+    let steps = seen.last().unwrap().step + 1;
+    loader.skip(steps + 2..steps + 3).unwrap();
+    let mut states = Vec::new();
+    while let Some(batch) = loader.next_batch().unwrap() {
+        states.push(loader.state_after(0, batch.step).unwrap());
+        seen.push(batch);
+    }
+    let (start, first_of_next) = (loader.state().clone(), loader.next_batch().unwrap().unwrap());
+    assert!(seen.len() > 6 && (start.epoch, start.position, first_of_next.epoch) == (1, 0, 1));
+    *states.last_mut().unwrap() = start;
+    for (batch, state) in seen[2..].iter().zip(&states) {
+        assert_eq!(loader.state_after(0, batch.step).unwrap(), *state, "step {}", batch.step);
+    }
+    // Before the change steps were larger.
+    for pair in seen[..3].windows(2) {
+        let state = loader.state_after(0, pair[0].step).unwrap();
+        state.check().unwrap();
+        let global_batch = if pair[1].step < steps { 12 } else { 8 };
+        let mut resumed = build(global_batch);
+        resumed.load_state(&state).unwrap();
+        let next = resumed.next_batch().unwrap().unwrap();
+        assert_eq!((next.step, next.input_ids()), (pair[1].step, pair[1].input_ids()));
+    }
+    // What is skipped of the next epoch is skipped by who resumes there.
+    loader.skip(4..6).unwrap();
+    let last = seen.last().unwrap().step;
+    assert_eq!(loader.state_after(0, last).unwrap().skips, loader.state().skips);
+    // Epochs that were passed over are known, those before are not.
+    loader.set_epoch(5);
+    assert_eq!(loader.state_after(1, 0).unwrap().skips.ranges().len(), 1);
+    assert!(loader.state_after(3, 0).unwrap().skips.ranges().is_empty());
+    assert!(loader.state_after(0, last).is_err());
 }
 
 #[test]

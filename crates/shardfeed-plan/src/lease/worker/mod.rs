@@ -268,6 +268,11 @@ impl Worker {
         self.joined
     }
 
+    /// Whether another process has the rank, as far as it has looked.
+    pub fn has_rival(&self) -> bool {
+        self.rival.is_some()
+    }
+
     /// Whether the store does not answer at present.
     pub fn is_cut_off(&self) -> bool {
         self.failures > 0
