@@ -34,7 +34,7 @@ pub(crate) enum Outcome {
 }
 
 /// All of them.
-pub(crate) const ALL: [Step; 13] = [
+pub(crate) const ALL: [Step; 14] = [
     Step { name: "tools", about: "etcd and protoc are here, or are installed", run: tools },
     Step { name: "format", about: "every file is as rustfmt leaves it", run: format },
     Step { name: "clippy", about: "no lint has anything to say", run: clippy },
@@ -44,6 +44,7 @@ pub(crate) const ALL: [Step; 13] = [
     Step { name: "doctests", about: "the examples in the documentation run", run: doctests },
     Step { name: "benches", about: "each benchmark still runs, once and unmeasured", run: benches },
     Step { name: "examples", about: "examples that need a larger library run", run: examples },
+    Step { name: "fuzz", about: "the fuzz targets fit the library", run: fuzz },
     Step { name: "rustdoc", about: "the documentation builds without a warning", run: rustdoc },
     Step { name: "dependencies", about: "no crate depends on what it must not", run: dependencies },
     Step {
@@ -87,7 +88,7 @@ fn tests(setting: &Setting) -> Result<Outcome, Failure> {
 }
 
 fn torch(setting: &Setting) -> Result<Outcome, Failure> {
-    torch::ready(&setting.root)?;
+    torch::ready(&setting.root, setting.long)?;
     // As the tests were built: with other features everything would be built again.
     let command =
         Command::cargo(&["test", "--workspace", "--test", "checkpoint", "--all-features", "--locked"])
@@ -107,6 +108,13 @@ fn examples(setting: &Setting) -> Result<Outcome, Failure> {
     let manifest = "examples/into_candle/Cargo.toml";
     let target = "target/examples";
     held(setting, &Command::cargo(&["run", "--locked", "--manifest-path", manifest, "--target-dir", target]))
+}
+
+fn fuzz(setting: &Setting) -> Result<Outcome, Failure> {
+    // Nothing is linked, so that it takes no fuzzer: any path stands for one, and spares compiling it.
+    let manifest =
+        ["check", "--locked", "--manifest-path", "fuzz/Cargo.toml", "--target-dir", "target/examples"];
+    held(setting, &Command::cargo(&manifest).set("CUSTOM_LIBFUZZER_PATH", "target/none.a"))
 }
 
 fn doctests(setting: &Setting) -> Result<Outcome, Failure> {

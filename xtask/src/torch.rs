@@ -66,10 +66,11 @@ pub(crate) fn oldest(root: &Path) -> Result<Option<Command>, Failure> {
     OLDEST.ready(root)
 }
 
-/// Makes sure that the checkpoints are there, as today's scripts make them.
-pub(crate) fn ready(root: &Path) -> Result<(), Failure> {
+/// Makes sure that the checkpoints are there, as today's scripts make them; for a long run also those beyond 4 GiB, which take 13 GB of memory.
+pub(crate) fn ready(root: &Path, is_long: bool) -> Result<(), Failure> {
     let python = environment(root)?;
-    let scripts = scripts(root)?;
+    let more: &[&str] = if is_long { &["--big"] } else { &[] };
+    let scripts = scripts(root)? + &more.concat();
     let noted = root.join(MATRIX).join("scripts.txt");
     if std::fs::read_to_string(&noted).is_ok_and(|noted| noted == scripts) {
         println!("its checkpoints are in {MATRIX}");
@@ -79,7 +80,7 @@ pub(crate) fn ready(root: &Path) -> Result<(), Failure> {
         std::fs::remove_dir_all(root.join(MATRIX))
             .map_err(|error| Failure::new(format!("{MATRIX}: {error}")))?;
     }
-    python.with(&[&format!("{SCRIPTS}/matrix.py"), MATRIX]).stream(root)?;
+    python.with(&[&format!("{SCRIPTS}/matrix.py"), MATRIX]).with(more).stream(root)?;
     write(&noted, &scripts)
 }
 

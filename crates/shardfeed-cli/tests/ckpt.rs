@@ -295,26 +295,115 @@ fn converting_a_gibibyte_takes_little_memory_and_eight_take_no_more() {
     assert!(text(&output).contains(&format!("no difference: {files} the same")), "{}", text(&output));
 }
 
+/// A safetensors file of one tensor of zeros, which takes no room on the disk.
+fn sparse(dir: &Path, bytes: u64) {
+    use std::os::unix::fs::FileExt;
+    let json = format!("{{\"a\":{{\"dtype\":\"U8\",\"shape\":[{bytes}],\"data_offsets\":[0,{bytes}]}}}}");
+    std::fs::create_dir(dir).unwrap();
+    let file = std::fs::File::create(dir.join("model.safetensors")).unwrap();
+    file.set_len(8 + json.len() as u64 + bytes).unwrap();
+    file.write_all_at(&(json.len() as u64).to_le_bytes(), 0).unwrap();
+    file.write_all_at(json.as_bytes(), 8).unwrap();
+}
+
 #[test]
-fn verify_names_a_file_that_may_not_be_read() {
+fn bench_refuses_what_is_larger_than_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    sparse(&dir.path().join("saved"), 4 << 40);
+    let output = ckpt(dir.path(), &["bench", "saved"]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+    assert!(text(&output).contains("which takes 4.0 TiB, and "), "{}", text(&output));
+}
+
+#[test]
+fn convert_refuses_damaged_bytes_for_those_who_ask() {
+    let dir = world();
+    let output = ckpt(dir.path(), &["convert", "saved", "good", "--verify"]);
+    assert!(output.status.success(), "{}", text(&output));
+    damage(dir.path(), "saved", "model.bias");
+    let output = ckpt(dir.path(), &["convert", "saved", "out", "--verify"]);
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output));
+    let said = text(&output);
+    assert!(said.contains("model.bias at byte ") && said.contains("they are damaged"), "{said}");
+    let left: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| name == "saved" || name == "good"), "{left:?}");
+}
+
+#[test]
+fn a_conversion_that_is_stopped_leaves_nothing_behind() {
+    for signal in ["-INT", "-TERM"] {
+        let dir = tempfile::tempdir().unwrap();
+        sparse(&dir.path().join("saved"), 64 << 30);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shardfeed"));
+        command.args(["ckpt", "convert", "saved", "out"]).current_dir(dir.path());
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let entries = || std::fs::read_dir(dir.path()).unwrap().count();
+        while entries() < 2 {
+            assert_eq!(child.try_wait().unwrap(), None, "it ended before it was stopped");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{signal}");
+        assert_eq!(entries(), 1, "{signal}: only what was saved is there");
+    }
+}
+
+#[test]
+fn convert_refuses_whatever_is_there_already() {
+    let dir = world();
+    std::fs::write(dir.path().join("file"), "theirs").unwrap();
+    assert!(Command::new("mkfifo").arg(dir.path().join("pipe")).status().unwrap().success());
+    for out in ["file", "pipe", "saved"] {
+        let output = ckpt(dir.path(), &["convert", "saved", out]);
+        assert_eq!(output.status.code(), Some(2), "{out}: {}", text(&output));
+        assert!(text(&output).contains("it is there already"), "{out}: {}", text(&output));
+    }
+}
+
+#[test]
+fn what_has_no_elements_or_no_files_is_told_without_numbers_that_are_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let saved = dir.path().join("saved");
+    std::fs::create_dir(&saved).unwrap();
+    let mut writer = Writer::new();
+    writer.whole("__0_0.distcp", "empty", &Item::row_major(Dtype::Float32, &[0], &[]));
+    writer.write(&saved);
+    let said = text(&ckpt(dir.path(), &["bench", "saved", "--rounds=1", "--workers=1"]));
+    assert!(said.contains("plain pread") && !said.contains("NaN"), "{said}");
+    std::fs::remove_file(saved.join("__0_0.distcp")).unwrap();
+    let said = text(&ckpt(dir.path(), &["verify", "saved"]));
+    assert!(said.contains("checksums  none were compared"), "{said}");
+}
+
+/// Runs the program as somebody to whom `path` is denied. To root nothing is: somebody else looks then, with a program that lies where
+/// everybody may go.
+fn ckpt_denied(dir: &Path, path: &Path, args: &[&str]) -> Output {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
-    let dir = world();
-    let path = dir.path().join("saved/__0_0.distcp");
     let allow = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
-    allow(dir.path(), 0o755);
-    allow(&path, 0o000);
-    // To root nothing is denied: somebody else looks then, with a program that lies where everybody may go.
-    let program = dir.path().join("shardfeed");
+    allow(dir, 0o755);
+    allow(path, 0o000);
+    let program = dir.join("shardfeed");
     std::fs::copy(env!("CARGO_BIN_EXE_shardfeed"), &program).unwrap();
     let mut command = Command::new(&program);
-    command.args(["ckpt", "verify", "saved", "--json"]).current_dir(dir.path());
-    if std::fs::File::open(&path).is_ok() {
+    command.arg("ckpt").args(args).current_dir(dir);
+    if std::fs::File::open(path).is_ok() {
         command.uid(65_534).gid(65_534);
     }
     let output = command.output().unwrap();
+    allow(path, 0o755);
+    output
+}
+
+#[test]
+fn verify_names_a_file_that_may_not_be_read() {
+    let dir = world();
+    let path = dir.path().join("saved/__0_0.distcp");
+    let output = ckpt_denied(dir.path(), &path, &["verify", "saved", "--json"]);
     let report: Value =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output)));
     let problems = report["problems"].as_array().unwrap();
@@ -324,4 +413,19 @@ fn verify_names_a_file_that_may_not_be_read() {
         assert!(problem["reason"].as_str().unwrap().contains("ermission denied"), "{problem:#}");
         assert!(problem["path"].as_str().unwrap().ends_with("__0_0.distcp"), "{problem:#}");
     }
+}
+
+#[test]
+fn verify_mentions_a_folder_that_may_not_be_listed_and_goes_on() {
+    let dir = world();
+    let folder = dir.path().join("saved/lost+found");
+    std::fs::create_dir(&folder).unwrap();
+    let output = ckpt_denied(dir.path(), &folder, &["verify", "saved"]);
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("folders    saved/lost+found may not be listed"), "{said}");
+    assert!(said.ends_with("nothing is wrong\n"), "{said}");
+    let output = ckpt_denied(dir.path(), &folder, &["verify", "saved", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["folders_not_listed"][0], "saved/lost+found");
 }

@@ -1,6 +1,11 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use shardfeed_plan::checkpoint::Dtype;
+
+/// How the reason begins and goes on when an item holds another type or shape than the metadata say.
+const HOLDS: (&str, &str) = ("it holds ", ", and the metadata say ");
+
 /// What is wrong with an item of a checkpoint, or with one of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ItemFailure {
@@ -12,6 +17,20 @@ pub struct ItemFailure {
     pub offset: u64,
     /// What is wrong, and what to do.
     pub reason: String,
+}
+
+impl ItemFailure {
+    /// Whether all that is wrong is that the item holds another type or shape than the metadata say, as a planner that converts tensors
+    /// saves them. Torch never compares the two.
+    pub fn is_other_than_described(&self) -> bool {
+        self.reason.starts_with(HOLDS.0) && self.reason.contains(HOLDS.1)
+    }
+}
+
+/// The reason for an [`ItemFailure`] of which that is said.
+pub(crate) fn other_than_described(found: (Dtype, &[u64]), described: (Dtype, &[u64])) -> String {
+    let (begin, middle) = HOLDS;
+    format!("{begin}{} of shape {:?}{middle}{} of shape {:?}", found.0, found.1, described.0, described.1)
 }
 
 /// Everything that was found to be wrong.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::{Value, json};
-use shardfeed::checkpoint::{Checkpoint, DirectIo, ReadOptions, ReadPlan};
+use shardfeed::checkpoint::{Checkpoint, DirectIo, ReadOptions, ReadPlan, StoredTensor};
 
 use super::CheckpointArgs;
 use crate::args::Failure;
@@ -91,10 +91,19 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Failure> {
     }
     ways.push(Way::Chosen);
     let mut scores: Vec<Score> = ways.iter().map(|&way| Score::of(way)).collect();
+    let bytes = checkpoint.tensors().iter().map(StoredTensor::bytes).fold(0, u64::saturating_add);
+    let room = ReadOptions::default().memory_bytes();
+    if bytes > room {
+        let path = checkpoint.path().display();
+        return Err(Failure::Shardfeed(shardfeed::Error::Invalid(format!(
+            "{path}: all tensors are read into memory at once, which takes {}, and {} may be used (four fifths of what is available); measure a smaller checkpoint",
+            bytes_text(bytes),
+            bytes_text(room)
+        ))));
+    }
     // Touched once, so that nobody pays for memory that is new.
     let mut memory: Vec<Vec<u8>> =
         checkpoint.tensors().iter().map(|tensor| vec![1; tensor.bytes() as usize]).collect();
-    let bytes: u64 = memory.iter().map(|memory| memory.len() as u64).sum();
     let bar = scan_bar("measuring");
     bar.set_length((args.rounds * ways.len()) as u64);
     for _ in 0..args.rounds.max(1) {
@@ -294,7 +303,8 @@ impl Score {
 /// In relation to plain reads on as many threads.
 fn ratio(scores: &[Score], score: &Score) -> Option<f64> {
     let plain = scores.iter().find(|other| other.way == Way::Plain(score.threads))?;
-    Some(score.best() / plain.best())
+    // Nothing takes no time to read.
+    Some(score.best() / plain.best()).filter(|ratio| ratio.is_finite())
 }
 
 fn as_text(scores: &[Score], bytes: u64, is_cold: bool) -> String {

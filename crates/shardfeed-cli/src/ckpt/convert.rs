@@ -3,11 +3,12 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use shardfeed::checkpoint::{ConvertOptions, Dtype, convert_checkpoint};
+use shardfeed::checkpoint::{self, ConvertOptions, Dtype, convert_checkpoint};
 
 use super::{CheckpointArgs, byte_bar};
 use crate::args::{Failure, bytes};
 use crate::output::{bytes_text, say, thousands};
+use crate::stop::Stop;
 
 #[derive(Args, Debug)]
 pub struct ConvertArgs {
@@ -33,6 +34,9 @@ pub struct ConvertArgs {
     /// Bytes of a file at most, for example 2G; a larger tensor has a file of its own. [default: 5 GB]
     #[arg(long, value_parser = bytes)]
     file_size: Option<u64>,
+    /// Compare stored checksums, for which everything is read twice. Damaged bytes are an error, and nothing is written.
+    #[arg(long)]
+    verify: bool,
     /// Bytes to hold, for example 256M; more threads work where more is allowed. [default: 64M]
     #[arg(long, value_parser = bytes)]
     memory_budget: Option<u64>,
@@ -68,6 +72,9 @@ impl From<Cast> for Dtype {
 pub fn run(args: &ConvertArgs) -> Result<ExitCode, Failure> {
     let Format::Safetensors = args.to;
     let checkpoint = args.checkpoint.open()?;
+    let reads = checkpoint::Stop::new();
+    let told = reads.clone();
+    let stop = Stop::on_ctrl_c_do(move || told.stop())?;
     let (bar, tell) = byte_bar("converting, MiB");
     let default = ConvertOptions::default();
     let options = ConvertOptions {
@@ -76,11 +83,16 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode, Failure> {
         strip_prefix: args.strip_prefix.clone(),
         dtype: args.dtype.map(Dtype::from),
         file_bytes_max: args.file_size.unwrap_or(default.file_bytes_max),
+        verify: args.verify,
         memory_budget: args.memory_budget,
         progress: Some(tell),
+        stop: Some(reads),
     };
     let converted = convert_checkpoint(&checkpoint, &args.out, &options);
     bar.finish_and_clear();
+    if converted.is_err() {
+        stop.check()?;
+    }
     let converted = converted?;
     if args.json {
         let object = json!({

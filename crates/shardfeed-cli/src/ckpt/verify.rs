@@ -36,6 +36,7 @@ fn as_json(report: &CheckpointReport) -> serde_json::Value {
         "bytes": report.bytes,
         "items_with_checksums": report.items_with_checksums,
         "items_without": report.items_without,
+        "folders_not_listed": report.folders_not_listed,
         "problems": report.problems.iter().map(problem).collect::<Vec<_>>(),
     })
 }
@@ -47,6 +48,7 @@ fn as_text(report: &CheckpointReport) -> String {
         format!("files      {}, {}", thousands(report.files as u64), bytes_text(report.bytes)),
     ];
     lines.push(match (report.items_with_checksums, report.items_without) {
+        (0, 0) => "checksums  none were compared: nothing that is stored could be looked at".to_owned(),
         (with, 0) => format!("checksums  compared in all {} items", thousands(with as u64)),
         (0, _) => "checksums  none were stored: that everything can be read is all that is known".to_owned(),
         (with, without) => {
@@ -57,6 +59,12 @@ fn as_text(report: &CheckpointReport) -> String {
             )
         }
     });
+    lines.extend(report.folders_not_listed.iter().map(|folder| {
+        format!(
+            "folders    {} may not be listed: nobody looked whether files are left in it",
+            printable(&folder.display().to_string())
+        )
+    }));
     lines.push(match report.problems.len() {
         0 => "nothing is wrong".to_owned(),
         1 => "1 thing is wrong:".to_owned(),

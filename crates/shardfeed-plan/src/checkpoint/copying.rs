@@ -122,6 +122,14 @@ impl Copying {
         }
     }
 
+    /// Into how many pieces gaps of more than `gap` cut it.
+    pub fn places(&self, gap: u64) -> u64 {
+        let step = |dim: usize| (self.dims[dim].from, reach(self.unit, &self.dims[dim + 1..]));
+        let has_gap = |dim: &usize| step(*dim).0 > step(*dim).1.saturating_add(gap);
+        let cut = (0..self.dims.len()).rev().find(has_gap).map_or(0, |dim| dim + 1);
+        self.dims[..cut].iter().fold(1, |places, dim| places.saturating_mul(dim.count))
+    }
+
     /// Calls `each` with the source's and the destination's first byte of every block of [`Copying::unit`] bytes.
     pub fn for_each(&self, mut each: impl FnMut(u64, u64)) {
         let Some((innermost, outer)) = self.dims.split_last() else { return each(self.from, self.to) };
@@ -174,8 +182,7 @@ impl Copying {
     }
 
     fn has_gaps(&self, gap: u64) -> bool {
-        let step = |dim: usize| (self.dims[dim].from, reach(self.unit, &self.dims[dim + 1..]));
-        (0..self.dims.len()).map(step).any(|(step, within)| step > within.saturating_add(gap))
+        self.places(gap) > 1
     }
 }
 
@@ -214,7 +221,18 @@ impl Fix {
 }
 
 fn negate(dtype: Dtype, number: &mut [u8]) {
-    let is_whole = matches!(dtype, Dtype::Int8 | Dtype::Int16 | Dtype::Int32 | Dtype::Int64);
+    // Of those without a sign the negative is what adds up to zero, as torch has it.
+    let is_whole = matches!(
+        dtype,
+        Dtype::Int8
+            | Dtype::Int16
+            | Dtype::Int32
+            | Dtype::Int64
+            | Dtype::Uint8
+            | Dtype::Uint16
+            | Dtype::Uint32
+            | Dtype::Uint64
+    );
     if !is_whole {
         if let Some(last) = number.last_mut() {
             *last ^= 0x80;
@@ -305,10 +323,13 @@ mod tests {
             prop_assert_eq!(copying.bytes(), expected.len() as u64);
             prop_assert_eq!(copying.source(), expected[0].0..expected.last().unwrap().0 + 1);
             let mut pieces = Vec::new();
-            copying.split(case.block, case.gap, &mut |piece| pieces.push(piece));
+            copying.clone().split(case.block, case.gap, &mut |piece| pieces.push(piece));
             let mut all: Vec<(u64, u64)> = pieces.iter().flat_map(moves).collect();
             all.sort_unstable();
             prop_assert_eq!(all, expected);
+            let mut whole = Vec::new();
+            copying.clone().split(u64::MAX, case.gap, &mut |piece| whole.push(piece));
+            prop_assert_eq!(copying.places(case.gap), whole.len() as u64);
             for piece in &pieces {
                 let source = piece.source();
                 prop_assert!(piece.is_plain() || source.end - source.start <= case.block, "{:?}", piece);
@@ -352,6 +373,11 @@ mod tests {
         Fix { dtype: Dtype::Int16, is_swapped: false, is_conjugate: false, is_negative: true }
             .apply(&mut whole);
         assert_eq!(whole, [(-7_i16).to_le_bytes(), 256_i16.to_le_bytes()].concat());
+        for dtype in [Dtype::Uint8, Dtype::Uint16, Dtype::Uint32, Dtype::Uint64] {
+            let mut numbers = 5_u64.to_le_bytes()[..dtype.bytes() as usize].to_vec();
+            Fix { dtype, is_swapped: false, is_conjugate: false, is_negative: true }.apply(&mut numbers);
+            assert_eq!(numbers, 5_u64.wrapping_neg().to_le_bytes()[..dtype.bytes() as usize], "{dtype}");
+        }
         let mut complex = [1_f64.to_le_bytes(), 2_f64.to_le_bytes()].concat();
         Fix { dtype: Dtype::Complex128, is_swapped: false, is_conjugate: true, is_negative: false }
             .apply(&mut complex);

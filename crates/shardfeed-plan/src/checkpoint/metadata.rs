@@ -11,6 +11,9 @@ const DIMS_MAX: usize = 64;
 /// under two for every checkpoint in `testdata/checkpoints`.
 const GROWTH_MAX: usize = 64;
 
+/// Types whose numbers mean nothing without a scale that is stored apart from them.
+const QUANTIZED: [&str; 5] = ["qint8", "quint8", "qint32", "quint4x2", "quint2x4"];
+
 /// Fields of metadata that are read, or of no use here.
 const KNOWN: [&str; 5] = ["state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"];
 
@@ -108,12 +111,36 @@ pub enum MetadataError {
         /// The byte of the metadata at which it is described.
         offset: Option<usize>,
     },
+    /// Nothing is wrong, but a torch wrote it that has more than is known here.
+    #[error("{}{name}: {reason}", told(*.offset))]
+    Newer {
+        /// The tensor.
+        name: String,
+        /// What is not known of it.
+        reason: String,
+        /// The byte of the metadata at which it is described.
+        offset: Option<usize>,
+    },
+    /// Nothing is wrong, but it is no tensor of plain numbers.
+    #[error("{}{name}: it is quantized (torch.{dtype})", told(*.offset))]
+    Quantized {
+        /// The tensor.
+        name: String,
+        /// Torch's name for its type.
+        dtype: String,
+        /// The byte of the metadata at which it is described.
+        offset: Option<usize>,
+    },
 }
 
 impl MetadataError {
     /// It is about what is written at this byte, unless a place is known already.
     fn at(mut self, byte: usize) -> Self {
-        if let Self::Foreign { offset, .. } | Self::Entry { offset, .. } = &mut self {
+        if let Self::Foreign { offset, .. }
+        | Self::Entry { offset, .. }
+        | Self::Newer { offset, .. }
+        | Self::Quantized { offset, .. } = &mut self
+        {
             offset.get_or_insert(byte);
         }
         self
@@ -147,28 +174,41 @@ impl Metadata {
         holes.map(|(tensor, reason)| entry(&tensor.name, reason)).collect()
     }
 
-    /// Adds what another rank saved. What both have under one name stays as it is here, but for parts of a tensor that are new.
-    pub fn merge(&mut self, other: Self) {
-        let numbers = self.numbers(&other.files);
+    /// What several ranks saved by themselves, together. What two have under one name is as the first of them has it, but for parts of a
+    /// tensor that are new.
+    pub fn merged(ranks: impl IntoIterator<Item = Self>) -> Self {
+        let mut ranks = ranks.into_iter();
+        let mut all = ranks.next().unwrap_or_default();
+        let mut known = None;
+        for rank in ranks {
+            all.merge(rank, known.get_or_insert_with(|| Known::of(&all)));
+        }
+        all
+    }
+
+    fn merge(&mut self, other: Self, known: &mut Known) {
+        let numbers: Vec<u32> =
+            other.files.into_iter().map(|file| known.file(&mut self.files, file)).collect();
         let moved = |item: StoredItem| StoredItem { file: numbers[item.file as usize], ..item };
-        let index: HashMap<String, usize> =
-            self.tensors.iter().enumerate().map(|(index, tensor)| (tensor.name.clone(), index)).collect();
         for tensor in other.tensors {
             let chunks =
                 tensor.chunks.into_iter().map(|chunk| StoredChunk { item: moved(chunk.item), ..chunk });
-            let Some(&known) = index.get(&tensor.name) else {
-                self.tensors.push(StoredTensor { chunks: chunks.collect(), ..tensor });
+            let Some((index, parts)) = known.tensors.get_mut(&tensor.name) else {
+                let tensor = StoredTensor { chunks: chunks.collect(), ..tensor };
+                known.tensors.insert(tensor.name.clone(), (self.tensors.len(), parts_of(&tensor)));
+                self.tensors.push(tensor);
                 continue;
             };
-            let known = &mut self.tensors[known];
-            if (known.dtype, &known.shape) == (tensor.dtype, &tensor.shape) {
-                let parts: HashSet<Part> = known.chunks.iter().map(|chunk| chunk.part.clone()).collect();
-                known.chunks.extend(chunks.filter(|chunk| !parts.contains(&chunk.part)));
+            let own = &mut self.tensors[*index];
+            if (own.dtype, &own.shape) == (tensor.dtype, &tensor.shape) {
+                own.chunks.extend(chunks.filter(|chunk| parts.insert(chunk.part.clone())));
             }
         }
-        let names: HashSet<String> = self.objects.iter().map(|object| object.name.clone()).collect();
-        let new = other.objects.into_iter().filter(|object| !names.contains(&object.name));
-        self.objects.extend(new.map(|object| StoredObject { item: moved(object.item), ..object }));
+        for object in other.objects {
+            if known.objects.insert(object.name.clone()) {
+                self.objects.push(StoredObject { item: moved(object.item), ..object });
+            }
+        }
         for (name, path) in other.paths {
             self.paths.entry(name).or_insert(path);
         }
@@ -177,20 +217,39 @@ impl Metadata {
             self.others = other.others;
         }
     }
+}
 
-    /// Numbers of files, which are new if nobody had them yet. There may be one for every item.
-    fn numbers(&mut self, files: &[String]) -> Vec<u32> {
-        let mut known: HashMap<String, u32> = self.files.drain(..).zip(0..).collect();
-        let numbers = files.iter().map(|file| {
-            let next = known.len() as u32;
-            *known.entry(file.clone()).or_insert(next)
-        });
-        let numbers = numbers.collect();
-        let mut files: Vec<(String, u32)> = known.into_iter().collect();
-        files.sort_unstable_by_key(|(_, number)| *number);
-        self.files = files.into_iter().map(|(file, _)| file).collect();
-        numbers
+/// What of many ranks is together already: it is asked for each of their names, and there may be a thousand ranks.
+struct Known {
+    /// Where each tensor is, and the parts that it has.
+    tensors: HashMap<String, (usize, HashSet<Part>)>,
+    objects: HashSet<String>,
+    files: HashMap<String, u32>,
+}
+
+impl Known {
+    fn of(metadata: &Metadata) -> Self {
+        let tensors = metadata.tensors.iter().enumerate();
+        Self {
+            tensors: tensors
+                .map(|(index, tensor)| (tensor.name.clone(), (index, parts_of(tensor))))
+                .collect(),
+            objects: metadata.objects.iter().map(|object| object.name.clone()).collect(),
+            files: metadata.files.iter().cloned().zip(0..).collect(),
+        }
     }
+
+    /// The number of a file, which is new if nobody had it yet.
+    fn file(&mut self, files: &mut Vec<String>, file: String) -> u32 {
+        *self.files.entry(file).or_insert_with_key(|file| {
+            files.push(file.clone());
+            files.len() as u32 - 1
+        })
+    }
+}
+
+fn parts_of(tensor: &StoredTensor) -> HashSet<Part> {
+    tensor.chunks.iter().map(|chunk| chunk.part.clone()).collect()
 }
 
 impl StoredTensor {
@@ -472,9 +531,18 @@ impl<'p> Parser<'p, '_> {
         });
         let dtype = dtype.ok_or_else(|| entry(name, "it has no dtype"))?;
         let global = pickle.global(dtype).filter(|global| global.module == "torch");
-        global
-            .and_then(|global| Dtype::of_torch(&global.name))
-            .ok_or_else(|| entry(name, format!("its dtype {} is not known here", pickle.print(dtype))))
+        let unknown = || format!("its dtype {} is not known here", pickle.print(dtype));
+        let global = global.ok_or_else(|| entry(name, unknown()))?;
+        Dtype::of_torch(&global.name).ok_or_else(|| {
+            if QUANTIZED.contains(&&*global.name) {
+                return MetadataError::Quantized {
+                    name: name.to_owned(),
+                    dtype: global.name.to_string(),
+                    offset: None,
+                };
+            }
+            MetadataError::Newer { name: name.to_owned(), reason: unknown(), offset: None }
+        })
     }
 
     fn size(&self, name: &str, id: Id) -> Parsed<Vec<u64>> {
@@ -509,6 +577,43 @@ fn entry(name: &str, reason: impl Into<String>) -> MetadataError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_ranks_saved_by_themselves_is_put_together() {
+        let chunk = |at: u64, file: u32| StoredChunk {
+            part: Part { offsets: vec![at], sizes: vec![2] },
+            item: StoredItem { file, offset: 0, length: 9, transforms: Vec::new() },
+        };
+        let tensor = |name: &str, shape: u64, chunks: Vec<StoredChunk>| StoredTensor {
+            name: name.to_owned(),
+            dtype: Dtype::Int8,
+            shape: vec![shape],
+            chunks,
+        };
+        let rank = |file: &str, tensors: Vec<StoredTensor>| Metadata {
+            objects: vec![StoredObject { name: "o".to_owned(), item: chunk(0, 0).item }],
+            files: vec![file.to_owned(), "all".to_owned()],
+            tensors,
+            ..Metadata::default()
+        };
+        let all = Metadata::merged([
+            rank("0", vec![tensor("a", 6, vec![chunk(0, 0)]), tensor("b", 2, vec![chunk(0, 1)])]),
+            rank(
+                "1",
+                vec![tensor("a", 6, vec![chunk(0, 0), chunk(2, 0)]), tensor("b", 4, vec![chunk(2, 0)])],
+            ),
+            rank(
+                "2",
+                vec![tensor("c", 2, vec![chunk(0, 1)]), tensor("a", 6, vec![chunk(2, 0), chunk(4, 0)])],
+            ),
+        ]);
+        assert_eq!(all.files, ["0", "all", "1", "2"]);
+        // What the first had counts; of a tensor of another shape, nothing else does.
+        let a = tensor("a", 6, vec![chunk(0, 0), chunk(2, 2), chunk(4, 3)]);
+        assert_eq!(all.tensors, [a, tensor("b", 2, vec![chunk(0, 1)]), tensor("c", 2, vec![chunk(0, 1)])]);
+        assert_eq!((all.objects.len(), all.objects[0].item.file), (1, 0));
+        assert!(Metadata::merged([]).tensors.is_empty());
+    }
 
     #[test]
     fn paths_that_leave_are_told_from_those_that_stay() {

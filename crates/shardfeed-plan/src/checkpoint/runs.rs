@@ -45,9 +45,22 @@ impl Default for RunLimits {
     }
 }
 
+/// Pieces into which gaps may cut what is wanted, unless more were wanted. Each takes some hundred bytes of memory, and a small file may speak of
+/// as many as it likes.
+const PLACES_MAX: u64 = 1 << 24;
+
 /// Which reads bring everything that is wanted: those of a file in the order of its bytes, neighbours as one, large ones split,
-/// and bytes that several destinations want only once (but for borders of blocks).
+/// and bytes that several destinations want only once (but for borders of blocks). Where gaps would make too many pieces of it, larger
+/// ones are read over.
 pub fn plan_runs(wanted: Vec<Piece>, limits: RunLimits) -> (Vec<Piece>, Vec<Run>) {
+    plan_within(wanted, limits, PLACES_MAX)
+}
+
+fn plan_within(wanted: Vec<Piece>, mut limits: RunLimits, places_max: u64) -> (Vec<Piece>, Vec<Run>) {
+    let places = |gap: u64| wanted.iter().map(|piece| piece.copying.places(gap)).fold(0, u64::saturating_add);
+    while limits.gap < u64::MAX && places(limits.gap) > places_max.max(wanted.len() as u64) {
+        limits.gap = limits.gap.saturating_mul(2).max(4096);
+    }
     let mut pieces = Vec::with_capacity(wanted.len());
     for Piece { file, destination, copying, fix } in wanted {
         copying.split(limits.block, limits.gap, &mut |copying| {
@@ -82,6 +95,25 @@ mod tests {
     use super::*;
     use crate::checkpoint::Dim;
     use proptest::prelude::*;
+
+    #[test]
+    fn there_are_no_more_pieces_than_memory_is_for() {
+        let dims =
+            vec![Dim { count: 100, from: 1 << 20, to: 1 << 20 }, Dim { count: 1000, from: 1000, to: 1 }];
+        let wanted = || {
+            vec![Piece { copying: Copying { from: 0, to: 0, unit: 1, dims: dims.clone() }, ..plain(0, 0, 1) }]
+        };
+        let limits = RunLimits { gap: 0, ..RunLimits::default() };
+        assert_eq!(plan_within(wanted(), limits, 100_000).0.len(), 100_000);
+        let (pieces, _) = plan_within(wanted(), limits, 99_999);
+        assert_eq!(pieces.len(), 100);
+        assert_eq!(pieces.iter().map(|piece| piece.copying.bytes()).sum::<u64>(), 100_000);
+        // Less than one for each that is wanted there cannot be.
+        assert_eq!(
+            plan_within(wanted(), limits, 0).0.iter().map(|piece| piece.copying.bytes()).sum::<u64>(),
+            100_000
+        );
+    }
 
     fn plain(file: u32, from: u64, unit: u64) -> Piece {
         Piece { file, destination: 0, copying: Copying { from, to: 0, unit, dims: vec![] }, fix: None }

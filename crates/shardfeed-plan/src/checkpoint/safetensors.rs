@@ -1,6 +1,10 @@
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
 
 use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
 use super::dtype::Dtype;
 
@@ -38,11 +42,92 @@ struct Stored {
     data_offsets: [u64; 2],
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Value {
-    Tensor(Stored),
-    Notes(BTreeMap<String, String>),
+/// A header as it is written. What is of no use here takes no memory, however much of it there is.
+#[derive(Default)]
+struct Written {
+    tensors: BTreeMap<String, Stored>,
+    notes: Notes,
+}
+
+/// `__metadata__`: texts by name, of which one matters.
+#[derive(Default)]
+struct Notes {
+    sharding: Option<String>,
+}
+
+/// A text that nobody wants to have.
+struct Passed;
+
+struct InOrder<T>(PhantomData<T>);
+
+impl<'de> Deserialize<'de> for Written {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(InOrder(PhantomData::<Self>))
+    }
+}
+
+impl<'de> Visitor<'de> for InOrder<Written> {
+    type Value = Written;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("tensors by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Written, A::Error> {
+        let mut written = Written::default();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "__metadata__" {
+                written.notes = map.next_value()?;
+            } else if written.tensors.insert(name.clone(), map.next_value()?).is_some() {
+                return Err(A::Error::custom(format!("{name} is there twice")));
+            }
+        }
+        Ok(written)
+    }
+}
+
+impl<'de> Deserialize<'de> for Notes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(InOrder(PhantomData::<Self>))
+    }
+}
+
+impl<'de> Visitor<'de> for InOrder<Notes> {
+    type Value = Notes;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("texts by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Notes, A::Error> {
+        let mut notes = Notes::default();
+        while let Some(name) = map.next_key::<String>()? {
+            if name == "DCP_SHARDING_INFO" {
+                notes.sharding = Some(map.next_value()?);
+            } else {
+                map.next_value::<Passed>()?;
+            }
+        }
+        Ok(notes)
+    }
+}
+
+impl<'de> Deserialize<'de> for Passed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(InOrder(PhantomData::<Self>))
+    }
+}
+
+impl Visitor<'_> for InOrder<Passed> {
+    type Value = Passed;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Passed, E> {
+        Ok(Passed)
+    }
 }
 
 impl SafetensorsHeader {
@@ -54,25 +139,34 @@ impl SafetensorsHeader {
     /// Reads the header, without the eight bytes before it, of something that has `total` bytes with them. What it says is
     /// checked: types are known, sizes fit, and everything lies within.
     pub fn parse(json: &[u8], total: u64) -> Result<Self, String> {
-        let values: BTreeMap<String, Value> =
+        let written: Written =
             serde_json::from_slice(json).map_err(|error| format!("not as safetensors has it: {error}"))?;
         let len = json.len() as u64 + 8;
-        let mut header = Self { len, ..Self::default() };
-        for (name, value) in values {
-            match value {
-                Value::Notes(notes) if name == "__metadata__" => {
-                    let note = notes.get("DCP_SHARDING_INFO");
-                    header.saved_offsets =
-                        note.map(|note| saved_offsets(note)).transpose()?.unwrap_or_default();
-                }
-                Value::Notes(_) => return Err(format!("{name}: no tensor")),
-                Value::Tensor(stored) => {
-                    let entry = stored.checked(len, total).map_err(|reason| format!("{name}: {reason}"))?;
-                    header.tensors.insert(name, entry);
-                }
-            }
+        let sharding = written.notes.sharding.as_deref().map(saved_offsets).transpose()?;
+        let mut header = Self { len, saved_offsets: sharding.unwrap_or_default(), ..Self::default() };
+        for (name, stored) in written.tensors {
+            let entry = stored.checked(len, total).map_err(|reason| format!("{name}: {reason}"))?;
+            header.tensors.insert(name, entry);
         }
         Ok(header)
+    }
+}
+
+impl SafetensorsHeader {
+    /// The first bytes that belong to no tensor, of something that has `total`. The package that defines the format refuses such files.
+    pub fn unclaimed(&self, total: u64) -> Option<Range<u64>> {
+        let mut places: Vec<Range<u64>> =
+            self.tensors.values().map(|entry| entry.offset..entry.offset + entry.len).collect();
+        places.sort_unstable_by_key(|place| (place.start, place.end));
+        places.push(total..total);
+        let mut end = self.len;
+        for place in places {
+            if place.start > end {
+                return Some(end..place.start);
+            }
+            end = end.max(place.end);
+        }
+        None
     }
 }
 

@@ -84,21 +84,28 @@ impl Record {
         &self,
         read: &mut dyn FnMut(Range<u64>) -> Result<Vec<u8>, E>,
     ) -> Result<Range<u64>, E> {
-        let fixed = self.header..self.header.saturating_add(HEADER as u64);
-        if fixed.end > self.limit {
-            return Err(
-                error(self.header, format!("{} would begin where records have ended", self.name)).into()
-            );
+        let header = read(self.header_range()?)?;
+        Ok(self.data_after(&header)?)
+    }
+
+    /// Where the part of its header lies that says where its bytes begin.
+    pub fn header_range(&self) -> Result<Range<u64>, ZipError> {
+        let range = self.header..self.header.saturating_add(HEADER as u64);
+        if range.end > self.limit {
+            return Err(error(self.header, format!("{} would begin where records have ended", self.name)));
         }
-        let header = read(fixed)?;
+        Ok(range)
+    }
+
+    /// Where its bytes lie in the item, by that part of its header.
+    pub fn data_after(&self, header: &[u8]) -> Result<Range<u64>, ZipError> {
         if header[..4] != *b"PK\x03\x04" {
             return Err(error(
                 self.header,
                 format!("{} does not begin here, as the directory says", self.name),
-            )
-            .into());
+            ));
         }
-        let start = self.header + HEADER as u64 + u16_at(&header, 26) as u64 + u16_at(&header, 28) as u64;
+        let start = self.header + HEADER as u64 + u16_at(header, 26) as u64 + u16_at(header, 28) as u64;
         let end = start.checked_add(self.size).filter(|end| *end <= self.limit);
         let end = end.ok_or_else(|| {
             error(start, format!("{} would be {} bytes, past the end of the records", self.name, self.size))

@@ -9,6 +9,9 @@ use super::options::{DirectIo, Stop};
 /// Ranges from which it pays to pass the cache by.
 const DIRECT_MIN: usize = 512 << 10;
 
+/// Bytes that are read before somebody looks whether to go on: what may still come to where it belongs after a wish that it end.
+const PORTION: usize = 4 << 20;
+
 /// Bytes of a read that passes the cache by, and of the memory that it goes to first. More do not make it faster.
 pub(crate) const BOUNCE_BYTES: u64 = 8 << 20;
 
@@ -52,18 +55,7 @@ impl FileBytes {
 
     /// Fills all of `into` with what lies at `offset`.
     pub(crate) fn read(&mut self, mut offset: u64, into: &mut [u8]) -> Result<(), String> {
-        /// Bytes that are read before somebody looks whether to go on.
-        const PORTION: usize = 32 << 20;
-        let Some(stop) = self.stop.clone() else { return self.read_portion(offset, into) };
-        for portion in into.chunks_mut(PORTION) {
-            stop.check()?;
-            self.read_portion(offset, portion)?;
-            offset += portion.len() as u64;
-        }
-        Ok(())
-    }
-
-    fn read_portion(&mut self, offset: u64, into: &mut [u8]) -> Result<(), String> {
+        self.go_on()?;
         self.bytes_read += into.len() as u64;
         if into.len() >= DIRECT_MIN
             && self.direct.is_some()
@@ -79,7 +71,18 @@ impl FileBytes {
                 Err(_) => self.direct = None,
             }
         }
-        self.file.read_exact_at(into, offset).map_err(|error| cannot(&error, offset, into.len()))
+        for portion in into.chunks_mut(PORTION) {
+            self.go_on()?;
+            self.file
+                .read_exact_at(portion, offset)
+                .map_err(|error| cannot(&error, offset, portion.len()))?;
+            offset += portion.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn go_on(&self) -> Result<(), String> {
+        self.stop.as_ref().map_or(Ok(()), Stop::check)
     }
 
     /// A range as memory of its own. Files may say that they are larger than any memory.
@@ -106,6 +109,7 @@ impl FileBytes {
     }
 
     /// Whether a range is in the system's cache, as far as three looks into it tell. Where the system does not say, it is taken for cached.
+    #[cfg(target_os = "linux")]
     fn is_cached(&self, offset: u64, len: usize) -> bool {
         let mut byte = [0];
         [0, len / 2, len - 1].into_iter().all(|at| {
@@ -119,7 +123,14 @@ impl FileBytes {
         })
     }
 
+    #[cfg(not(target_os = "linux"))]
+    #[allow(clippy::unused_self)]
+    fn is_cached(&self, _offset: u64, _len: usize) -> bool {
+        true
+    }
+
     /// Looking into the cache makes the system read there, and who looks next would take what it finds for a file that is cached.
+    #[cfg(target_os = "linux")]
     fn forget_looks(&self, offset: u64, len: usize) {
         if self.choice == DirectIo::Auto {
             // Advice: where it is not taken, a later read is slower and as right.
@@ -128,17 +139,21 @@ impl FileBytes {
         }
     }
 
+    #[cfg(not(target_os = "linux"))]
+    #[allow(clippy::unused_self)]
+    fn forget_looks(&self, _offset: u64, _len: usize) {}
+
     fn read_direct(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        const PORTION: usize = BOUNCE_BYTES as usize;
+        const BOUNCE: usize = BOUNCE_BYTES as usize;
         let Some(direct) = &self.direct else { return Err(ErrorKind::InvalidInput.into()) };
-        self.bounce.resize(PORTION + ALIGNMENT, 0);
+        make_room(&mut self.bounce, (BOUNCE + ALIGNMENT) as u64).map_err(io::Error::other)?;
         let skipped = self.bounce.as_ptr().align_offset(ALIGNMENT);
-        let bounce = &mut self.bounce[skipped..skipped + PORTION];
+        let bounce = &mut self.bounce[skipped..skipped + BOUNCE];
         let mut done = 0;
         while done < into.len() {
             let place = offset + done as u64;
             let before = (place % ALIGNMENT as u64) as usize;
-            let wanted = (before + into.len() - done).next_multiple_of(ALIGNMENT).min(PORTION);
+            let wanted = (before + into.len() - done).next_multiple_of(ALIGNMENT).min(BOUNCE);
             let got = match direct.read_at(&mut bounce[..wanted], place - before as u64) {
                 Ok(got) => got,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -148,6 +163,10 @@ impl FileBytes {
             let useful = got.saturating_sub(before).min(into.len() - done);
             if useful == 0 {
                 return Err(ErrorKind::UnexpectedEof.into());
+            }
+            if self.stop.as_ref().is_some_and(|stop| stop.check().is_err()) {
+                // The ordinary way looks, too, and says so.
+                return Err(ErrorKind::Interrupted.into());
             }
             into[done..done + useful].copy_from_slice(&bounce[before..before + useful]);
             done += useful;

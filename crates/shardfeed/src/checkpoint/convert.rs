@@ -4,20 +4,23 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
-use shardfeed_plan::checkpoint::{Dtype, RunLimits, StoredTensor};
+use serde_json::{Value, json};
+use shardfeed_plan::checkpoint::{Dtype, HEADER_BYTES_MAX, RunLimits, StoredTensor};
 
 use super::bytes::make_room;
 use super::number::cast;
 use super::opened::Checkpoint;
-use super::options::{DirectIo, ReadOptions, TellProgress, Telling};
-use super::slabs::for_each_slab;
-use super::wanted::ReadPlan;
+use super::options::{DirectIo, ReadOptions, Stop, TellProgress, Telling};
+use super::slabs::{for_each_piece, is_packed};
+use super::wanted::{Asked, ReadPlan};
 use crate::error::{Error, Result};
 use crate::parallel::{default_threads, map_in_parallel};
 
 /// Bytes of a tensor that a thread has in its hands.
 const SLAB_BYTES: u64 = 4 << 20;
+
+/// Slabs that are noted at a time, before they are copied: of a large checkpoint there are a million.
+const SLABS: usize = 1 << 14;
 
 /// Bytes that all threads together may hold, if nobody says otherwise.
 const MEMORY_BYTES: u64 = 64 << 20;
@@ -35,10 +38,14 @@ pub struct ConvertOptions {
     pub dtype: Option<Dtype>,
     /// Bytes of a file at most, unless a single tensor has more.
     pub file_bytes_max: u64,
+    /// Compare the checksums that were stored with what is read, for which it is read twice: damaged bytes are an error, and nothing is written.
+    pub verify: bool,
     /// Bytes that may be held.
     pub memory_budget: Option<u64>,
     /// Is told how far it is.
     pub progress: Option<TellProgress>,
+    /// Ends it early, if somebody wishes so, and leaves nothing behind.
+    pub stop: Option<Stop>,
 }
 
 impl Default for ConvertOptions {
@@ -49,8 +56,10 @@ impl Default for ConvertOptions {
             strip_prefix: String::new(),
             dtype: None,
             file_bytes_max: 5_000_000_000,
+            verify: false,
             memory_budget: None,
             progress: None,
+            stop: None,
         }
     }
 }
@@ -76,17 +85,16 @@ pub fn convert_checkpoint(
     out: &Path,
     options: &ConvertOptions,
 ) -> Result<Converted> {
-    if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some())
-        || out.is_file()
-        || out.is_symlink()
-    {
+    // Files, links, pipes: only an empty directory may be there.
+    let is_other = out.symlink_metadata().is_ok_and(|there| !there.is_dir());
+    if is_other || std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(Error::Invalid(format!(
             "{}: it is there already; remove it, or name another directory",
             out.display()
         )));
     }
     let chosen = choose(checkpoint, options)?;
-    let files = distribute(chosen, options.file_bytes_max);
+    let files = distribute(chosen, options.file_bytes_max, HEADER_BYTES_MAX)?;
     let mut converted = Converted {
         files: file_names(files.len()),
         tensors: files.iter().map(Vec::len).sum(),
@@ -101,11 +109,11 @@ pub fn convert_checkpoint(
         .file_name()
         .ok_or_else(|| Error::Invalid(format!("{}: no name for a directory", out.display())))?;
     let unfinished = Unfinished::beside(parent, &name.to_string_lossy())?;
-    Writer { checkpoint, options, telling: Telling::new(converted.bytes, options.progress.as_ref()) }.write(
-        &unfinished.0,
-        &converted.files,
-        &files,
-    )?;
+    let verify = options.verify || checkpoint.options.verify;
+    let stop = options.stop.clone().or_else(|| checkpoint.options.stop.clone());
+    let reading = ReadOptions { verify, stop, ..checkpoint.options.clone() };
+    let telling = Telling::new(converted.bytes, options.progress.as_ref());
+    Writer { checkpoint, options, reading, telling }.write(&unfinished.0, &converted.files, &files)?;
     if files.len() > 1 {
         write_index(&unfinished.0, &converted, &files)?;
     }
@@ -131,19 +139,15 @@ impl Chosen<'_> {
         self.tensor.shape.iter().product::<u64>() * self.dtype.bytes()
     }
 
-    /// Pieces of a tensor. What has to be decompressed as a whole is read as a whole.
-    fn pieces(&self, each: &mut impl FnMut(Vec<Range<u64>>)) {
-        let tensor = self.tensor;
-        if tensor.chunks.iter().any(|chunk| !chunk.item.transforms.is_empty()) {
-            for chunk in tensor.chunks.iter().filter(|chunk| chunk.part.volume() > 0) {
-                each(
-                    (0..tensor.shape.len()).map(|dim| chunk.part.offsets[dim]..chunk.part.end(dim)).collect(),
-                );
-            }
-            return;
-        }
-        let whole: Vec<Range<u64>> = tensor.shape.iter().map(|&size| 0..size).collect();
-        for_each_slab(&whole, tensor.dtype.bytes(), SLAB_BYTES, &mut |ranges| each(ranges.to_vec()));
+    /// Bytes that it takes of a header at most, with its share of what every header has.
+    fn header_bytes(&self) -> u64 {
+        /// Everything but the name and the shape.
+        const FIXED: u64 = 200;
+        /// A number, and what separates it from the next.
+        const NUMBER: u64 = 21;
+        // Quotes, and letters that are written as several.
+        let name = Value::from(self.name.as_str()).to_string().len() as u64;
+        name + FIXED + NUMBER * self.tensor.shape.len() as u64
     }
 }
 
@@ -192,20 +196,32 @@ fn choose<'a>(checkpoint: &'a Checkpoint, options: &ConvertOptions) -> Result<Ve
     Ok(chosen)
 }
 
-/// Which tensors share a file: as they were saved, as many as fit. Within a file those of wide elements come first, so that all of them
-/// lie at places that suit them.
-fn distribute(chosen: Vec<Chosen<'_>>, bytes_max: u64) -> Vec<Vec<Chosen<'_>>> {
+/// Which tensors share a file: as they were saved, as many as fit it and its header. Within a file those of wide elements come first, so that
+/// all of them lie at places that suit them.
+fn distribute(
+    chosen: Vec<Chosen<'_>>,
+    bytes_max: u64,
+    header_bytes_max: u64,
+) -> Result<Vec<Vec<Chosen<'_>>>> {
     let mut files: Vec<Vec<Chosen<'_>>> = Vec::new();
-    let mut filled = 0;
+    let (mut filled, mut header_filled) = (0, 0);
     for tensor in chosen {
-        let bytes = tensor.bytes();
+        let (bytes, header_bytes) = (tensor.bytes(), tensor.header_bytes());
+        if header_bytes > header_bytes_max {
+            return Err(Error::Invalid(format!(
+                "{}…: a name of {} bytes is too long for a safetensors file, whose header has {header_bytes_max} at most; leave it out (exclude), or keep the checkpoint as it is",
+                tensor.name.chars().take(60).collect::<String>(),
+                tensor.name.len()
+            )));
+        }
         match files.last_mut() {
-            Some(file) if filled + bytes <= bytes_max => {
+            Some(file) if filled + bytes <= bytes_max && header_filled + header_bytes <= header_bytes_max => {
                 filled += bytes;
+                header_filled += header_bytes;
                 file.push(tensor);
             }
             _ => {
-                filled = bytes;
+                (filled, header_filled) = (bytes, header_bytes);
                 files.push(vec![tensor]);
             }
         }
@@ -215,7 +231,7 @@ fn distribute(chosen: Vec<Chosen<'_>>, bytes_max: u64) -> Vec<Vec<Chosen<'_>>> {
             other.dtype.bytes().cmp(&one.dtype.bytes()).then(one.name.cmp(&other.name))
         });
     }
-    files
+    Ok(files)
 }
 
 fn file_names(count: usize) -> Vec<String> {
@@ -242,7 +258,7 @@ fn header(tensors: &[Chosen<'_>]) -> Vec<u8> {
         entries.insert(chosen.name.clone(), entry);
         at = end;
     }
-    let mut json = serde_json::Value::Object(entries).to_string().into_bytes();
+    let mut json = Value::Object(entries).to_string().into_bytes();
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.append(&mut json);
@@ -295,6 +311,7 @@ impl Drop for Unfinished {
 struct Writer<'a> {
     checkpoint: &'a Checkpoint,
     options: &'a ConvertOptions,
+    reading: ReadOptions,
     telling: Telling<'a>,
 }
 
@@ -322,14 +339,39 @@ impl Writer<'_> {
             create().map_err(|error| Error::io(&path, "write it", error))?;
             opened.push((path, header.len() as u64));
         }
+        if self.reading.verify {
+            let all: Vec<&Chosen<'_>> = files.iter().flatten().collect();
+            map_in_parallel(&all, default_threads(), |chosen| {
+                self.checkpoint.check_chunks(chosen.tensor, &self.reading)
+            })?;
+        }
         let mut slabs = Vec::new();
         for ((path, header), tensors) in opened.iter().zip(files) {
             let mut start = *header;
             for chosen in tensors {
-                chosen.pieces(&mut |ranges| slabs.push(Slab { chosen, ranges, path, start }));
+                let mut pieces = Vec::new();
+                for_each_piece(chosen.tensor, SLAB_BYTES, &mut |ranges| pieces.push(ranges.to_vec()));
+                for ranges in pieces {
+                    slabs.push(Slab { chosen, ranges, path, start });
+                    if slabs.len() == SLABS {
+                        self.copy_all(&slabs)?;
+                        slabs.clear();
+                    }
+                }
                 start += chosen.bytes();
             }
         }
+        self.copy_all(&slabs)?;
+        for (path, _) in &opened {
+            self.go_on()?;
+            let sync = || File::open(path)?.sync_all();
+            sync().map_err(|error| Error::io(path, "write it", error))?;
+        }
+        Ok(())
+    }
+
+    /// On as many threads as the budget has memory for.
+    fn copy_all(&self, slabs: &[Slab<'_>]) -> Result<()> {
         // What a thread holds: a slab as it was, what reading it takes, and as it will be; what is compressed is a slab as a whole.
         let element = |slab: &Slab<'_>| (slab.chosen.tensor.dtype.bytes(), slab.chosen.dtype.bytes());
         let bytes = |slab: &Slab<'_>| {
@@ -340,33 +382,36 @@ impl Writer<'_> {
         let each = slabs.iter().map(bytes).max().unwrap_or(0).max(1);
         let budget = self.options.memory_budget.unwrap_or(MEMORY_BYTES);
         let threads = default_threads().min((budget / each).max(1) as usize);
-        map_in_parallel(&slabs, threads, |slab| self.copy(slab))?;
-        for (path, _) in &opened {
-            let sync = || File::open(path)?.sync_all();
-            sync().map_err(|error| Error::io(path, "write it", error))?;
-        }
-        Ok(())
+        map_in_parallel(slabs, threads, |slab| self.copy(slab)).map(drop)
+    }
+
+    /// An error once somebody wishes that it end.
+    fn go_on(&self) -> Result<()> {
+        self.reading.stop.as_ref().map_or(Ok(()), Stop::check).map_err(Error::Invalid)
     }
 
     fn copy(&self, slab: &Slab<'_>) -> Result<()> {
+        self.go_on()?;
         let (tensor, dtype) = (slab.chosen.tensor, slab.chosen.dtype);
         let count: u64 = slab.ranges.iter().map(|range| range.end - range.start).product();
         let mut bytes = Vec::new();
         make_room(&mut bytes, count * tensor.dtype.bytes())
             .map_err(|reason| Error::Invalid(format!("{}: {reason}", tensor.name)))?;
         let mut plan = ReadPlan::new();
-        plan.read_slice(&tensor.name, &slab.ranges, &mut bytes);
+        plan.ask(&tensor.name, Asked::Piece(slab.ranges.clone()), &mut bytes);
         // In blocks no larger than a slab, and through the cache: what is written takes longer than what is read.
         let limits = RunLimits { block: SLAB_BYTES, ..RunLimits::default() };
         let options = ReadOptions {
             num_workers: Some(1),
             limits,
             direct_io: DirectIo::Never,
-            ..self.checkpoint.options.clone()
+            ..self.reading.of_pieces(is_packed(tensor))
         };
         self.checkpoint.read_into_with(plan, &options)?;
         if dtype != tensor.dtype {
             let mut numbers = Vec::new();
+            make_room(&mut numbers, count * dtype.bytes())
+                .map_err(|reason| Error::Invalid(format!("{}: {reason}", tensor.name)))?;
             cast(&bytes, tensor.dtype, dtype, &mut numbers);
             bytes = numbers;
         }
@@ -417,6 +462,32 @@ fn sync_directory(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn headers_are_no_longer_than_the_format_allows() {
+        let tensor = |name: String| StoredTensor {
+            name,
+            dtype: Dtype::Float8E4m3fnuz,
+            shape: vec![1; 9],
+            chunks: Vec::new(),
+        };
+        // Letters that are one byte here and six in the header.
+        let tensors: Vec<StoredTensor> =
+            (0..20).map(|number| tensor(format!("{number}{}", "\u{1}".repeat(50 * number)))).collect();
+        let chosen = || {
+            let of = |tensor| Chosen { tensor, name: String::clone(&tensor.name), dtype: tensor.dtype };
+            tensors.iter().map(of).collect::<Vec<_>>()
+        };
+        let max = 7000;
+        let files = distribute(chosen(), u64::MAX, max).unwrap();
+        assert!(files.len() > 1 && files[0].len() > 1);
+        assert_eq!(files.iter().map(Vec::len).sum::<usize>(), tensors.len());
+        for file in &files {
+            assert!(header(file).len() as u64 <= max + 8, "{}", header(file).len());
+        }
+        let error = distribute(chosen(), u64::MAX, 5000).err().unwrap().to_string();
+        assert!(error.contains("a name of 802 bytes is too long"), "{error}");
+    }
 
     #[test]
     fn boxes_are_written_where_their_elements_belong() {

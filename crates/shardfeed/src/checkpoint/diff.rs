@@ -8,7 +8,8 @@ use super::locate::{Headers, locate};
 use super::number::for_each_number;
 use super::opened::Checkpoint;
 use super::options::{DirectIo, TellProgress, Telling};
-use super::slabs::for_each_slab;
+use super::slabs::{for_each_piece, is_packed};
+use super::wanted::Asked;
 use crate::error::Result;
 use crate::parallel::{default_threads, map_in_parallel};
 
@@ -161,16 +162,18 @@ fn compare(
     {
         return Ok(Outcome::SameByChecksum);
     }
-    let part: Vec<Range<u64>> = one.shape.iter().map(|&size| 0..size).collect();
-    let mut slabs = Vec::new();
-    for_each_slab(&part, one.dtype.bytes(), SLAB_BYTES, &mut |ranges| slabs.push(ranges.to_vec()));
+    for (checkpoint, tensor) in [(first, one), (second, other)] {
+        if checkpoint.options.verify {
+            checkpoint.check_chunks(tensor, &checkpoint.options)?;
+        }
+    }
     let mut distance = Distance::default();
-    for ranges in slabs {
-        distance.add(
-            one.dtype,
-            &first.read_slice(&one.name, &ranges)?.bytes,
-            &second.read_slice(&one.name, &ranges)?.bytes,
-        );
+    for ranges in pieces(one, other) {
+        let read = |checkpoint: &Checkpoint, tensor| {
+            let options = checkpoint.options.of_pieces(is_packed(tensor));
+            checkpoint.read_with(&one.name, Asked::Piece(ranges.clone()), &options)
+        };
+        distance.add(one.dtype, &read(first, one)?.bytes, &read(second, other)?.bytes);
     }
     if distance.different == 0 {
         return Ok(Outcome::Same);
@@ -182,6 +185,16 @@ fn compare(
         largest: distance.largest,
         largest_relative: distance.largest_relative,
     }))
+}
+
+/// Pieces in which two tensors of the same shape are compared: chunks of the one that is compressed, so that each of them is decompressed
+/// once. If both are, and are divided in other ways, those of the other one are decompressed for each piece that they have a part in.
+fn pieces(one: &StoredTensor, other: &StoredTensor) -> Vec<Vec<Range<u64>>> {
+    let packed = [one, other].into_iter().filter(|tensor| is_packed(tensor));
+    let divided = packed.min_by_key(|tensor| tensor.chunks.len()).unwrap_or(one);
+    let mut pieces = Vec::new();
+    for_each_piece(divided, SLAB_BYTES, &mut |ranges| pieces.push(ranges.to_vec()));
+    pieces
 }
 
 /// The checksum of each chunk with how it lies, if every chunk has one and its bytes are its numbers.

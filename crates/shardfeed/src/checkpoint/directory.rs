@@ -88,14 +88,22 @@ impl Directory {
         Ok(names)
     }
 
-    /// Paths of the files in it and in its folders, sorted. Links to folders are not followed.
-    pub(crate) fn names_within(&self) -> Result<Vec<String>> {
+    /// Paths of the files in it and in its folders, sorted, and of folders that may not be listed. Links to folders are not followed.
+    pub(crate) fn names_within(&self) -> Result<(Vec<String>, Vec<String>)> {
         /// Folders of a checkpoint; more are something else, and are left alone.
         const FOLDERS_MAX: usize = 10_000;
-        let (mut names, mut folders) = (Vec::new(), vec![String::new()]);
+        let (mut names, mut closed, mut folders) = (Vec::new(), Vec::new(), vec![String::new()]);
         let mut at = 0;
         while at < folders.len() {
-            for (name, is_folder) in self.list(&folders[at])? {
+            let listed = match self.list(&folders[at]) {
+                // As `lost+found` may be: what is in it is nobody's of this checkpoint.
+                Err(_) if at > 0 => {
+                    closed.push(folders[at].trim_end_matches('/').to_owned());
+                    Vec::new()
+                }
+                listed => listed?,
+            };
+            for (name, is_folder) in listed {
                 if !is_folder {
                     names.push(name);
                 } else if folders.len() < FOLDERS_MAX {
@@ -105,7 +113,8 @@ impl Directory {
             at += 1;
         }
         names.sort_unstable();
-        Ok(names)
+        closed.sort_unstable();
+        Ok((names, closed))
     }
 
     /// What is in a folder, whose path is empty or ends with a slash, and whether it is a folder.

@@ -8,6 +8,7 @@ use shardfeed_plan::checkpoint::{
 
 use super::bytes::FileBytes;
 use super::hugging_face::header_at;
+use crate::failures::other_than_described;
 
 /// Bytes at both ends of an item in which everything about it lies, nearly always.
 const WINDOW: u64 = 1024;
@@ -24,6 +25,13 @@ pub(crate) struct Located {
 /// Headers of safetensors parts that were read already: one is shared by all tensors of a file.
 #[derive(Default)]
 pub(crate) struct Headers(Mutex<HashMap<(u32, u64), Arc<SafetensorsHeader>>>);
+
+impl Headers {
+    /// The header at a byte of a file, if it was read.
+    pub(crate) fn get(&self, file: u32, offset: u64) -> Option<Arc<SafetensorsHeader>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(file, offset)).cloned()
+    }
+}
 
 /// A reason, as functions of the plan return it.
 pub(crate) struct Reason(pub(crate) String);
@@ -91,10 +99,7 @@ fn checked(
 ) -> Result<Located, String> {
     let mut view = found.view;
     if view.dtype != tensor.dtype || view.sizes != chunk.part.sizes {
-        return Err(format!(
-            "it holds {} of shape {:?}, and the metadata say {} of shape {:?}",
-            view.dtype, view.sizes, tensor.dtype, chunk.part.sizes
-        ));
+        return Err(other_than_described((view.dtype, &view.sizes), (tensor.dtype, &chunk.part.sizes)));
     }
     view.data = view.data.start + start..view.data.end + start;
     Ok(Located { view, crc: found.crc })
@@ -109,8 +114,7 @@ fn locate_safetensors(
     headers: &Headers,
 ) -> Result<Located, String> {
     let key = (chunk.item.file, chunk.item.offset);
-    let known = headers.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-    let header = match known {
+    let header = match headers.get(key.0, key.1) {
         Some(header) => header,
         None => {
             let header = header_at(file, chunk.item.offset, file_len)
@@ -122,10 +126,7 @@ fn locate_safetensors(
     };
     let entry = header.tensors.get(&tensor.name).ok_or("the safetensors header does not name it")?;
     if entry.dtype != tensor.dtype || entry.shape != chunk.part.sizes {
-        return Err(format!(
-            "it holds {} of shape {:?}, and the metadata say {} of shape {:?}",
-            entry.dtype, entry.shape, tensor.dtype, chunk.part.sizes
-        ));
+        return Err(other_than_described((entry.dtype, &entry.shape), (tensor.dtype, &chunk.part.sizes)));
     }
     // A file keeps one part under each name, whatever the metadata say.
     if let Some(offsets) =

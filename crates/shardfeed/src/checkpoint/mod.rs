@@ -24,8 +24,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod options; // what users ask for
 mod workers; // cores, files, memory  -> how many threads
+mod options; // what users ask for
 mod directory; // a path              -> files that stay in it
 mod opened; // metadata and files     -> tensors by name
 mod hugging_face; // safetensors      -> the same
@@ -52,11 +52,11 @@ pub use diff::{CheckpointDiff, Difference, DifferenceKind, diff_checkpoints};
 pub use opened::{Checkpoint, OpenOptions};
 pub use options::{DirectIo, ReadOptions, ReadProgress, Stop, TellProgress};
 pub use raw::RawItem;
-pub use read::{ReadStats, TensorData};
+pub use read::{ReadStats, TensorData, object_bytes_max};
 pub use sample::write_sample;
 pub use verify::{CheckpointReport, Problem, ProblemKind, verify_checkpoint};
 pub use wanted::{PlacedPart, ReadPlan};
-pub use workers::{memory_aware_workers, optimal_workers};
+pub use workers::{default_read_workers, memory_aware_workers, optimal_workers};
 
 pub use shardfeed_plan::checkpoint::{
     Dtype, Global, Id, Metadata, Node, Object, Part, PathPart, Pickle, PickleError, Placement, RunLimits,

@@ -1,7 +1,7 @@
 use half::{bf16, f16};
 use shardfeed_plan::checkpoint::Dtype;
 
-/// Numbers in memory, little end first, as wide ones: one for each element, two for complex ones.
+/// Numbers in memory, little end first, as wide ones: one for each element, two for complex ones and for pairs of four bits.
 pub(crate) fn for_each_number(dtype: Dtype, bytes: &[u8], mut each: impl FnMut(f64)) {
     fn of<const N: usize>(bytes: &[u8], each: &mut impl FnMut(f64), number: impl Fn([u8; N]) -> f64) {
         for chunk in bytes.chunks_exact(N) {
@@ -21,7 +21,11 @@ pub(crate) fn for_each_number(dtype: Dtype, bytes: &[u8], mut each: impl FnMut(f
         Dtype::Uint64 => of(bytes, each, |bytes| u64::from_le_bytes(bytes) as f64),
         Dtype::Uint32 => of(bytes, each, |bytes| u32::from_le_bytes(bytes).into()),
         Dtype::Uint16 => of(bytes, each, |bytes| u16::from_le_bytes(bytes).into()),
-        Dtype::Uint8 | Dtype::Bool | Dtype::Float4E2m1fnX2 => of(bytes, each, |[byte]: [u8; 1]| byte.into()),
+        Dtype::Uint8 | Dtype::Bool => of(bytes, each, |[byte]: [u8; 1]| byte.into()),
+        Dtype::Float4E2m1fnX2 => {
+            // Two to a byte, the first in its lower half.
+            bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).for_each(|bits| each(four_bits(bits)));
+        }
         Dtype::Float8E4m3fn => of(bytes, each, |[byte]: [u8; 1]| eight_bits(byte, 4, 7, Special::Nan)),
         Dtype::Float8E5m2 => of(bytes, each, |[byte]: [u8; 1]| eight_bits(byte, 5, 15, Special::Ieee)),
         Dtype::Float8E4m3fnuz => {
@@ -35,6 +39,13 @@ pub(crate) fn for_each_number(dtype: Dtype, bytes: &[u8], mut each: impl FnMut(f
             exponent => 2_f64.powi(exponent as i32 - 127),
         }),
     }
+}
+
+/// A sign, two bits of exponent and one of fraction.
+fn four_bits(bits: u8) -> f64 {
+    let sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let size = sizes[(bits & 7) as usize];
+    if bits & 8 == 0 { size } else { -size }
 }
 
 /// Which patterns of eight bits are no number.
@@ -71,6 +82,11 @@ fn eight_bits(byte: u8, exponent_bits: u32, bias: i32, special: Special) -> f64 
 pub(crate) fn cast(bytes: &[u8], from: Dtype, to: Dtype, into: &mut Vec<u8>) {
     into.clear();
     into.reserve(bytes.len() / from.bytes() as usize * to.bytes() as usize);
+    if (from, to) == (Dtype::Bfloat16, Dtype::Float32) {
+        // The upper half of the same bits, also of what is no number: a cast by the processor would change some of those.
+        bytes.chunks_exact(2).for_each(|half| into.extend_from_slice(&[0, 0, half[0], half[1]]));
+        return;
+    }
     for_each_number(from, bytes, |number| match to {
         Dtype::Float64 => into.extend_from_slice(&number.to_le_bytes()),
         Dtype::Float32 => into.extend_from_slice(&(number as f32).to_le_bytes()),
@@ -112,6 +128,19 @@ mod tests {
         ] {
             assert!(numbers(dtype, &[byte])[0].is_nan(), "{dtype}");
         }
+    }
+
+    #[test]
+    fn four_bits_are_two_numbers_of_a_byte() {
+        assert_eq!(numbers(Dtype::Float4E2m1fnX2, &[0x71, 0x2a]), [0.5, 6.0, -1.0, 1.0]);
+    }
+
+    #[test]
+    fn what_is_no_number_keeps_its_bits_where_torch_keeps_them() {
+        // Two that signal and one that does not; torch 2.15 gives these.
+        let mut bytes = Vec::new();
+        cast(&[0x81, 0x7f, 0x81, 0xff, 0xc1, 0x7f], Dtype::Bfloat16, Dtype::Float32, &mut bytes);
+        assert_eq!(bytes, [0, 0, 0x81, 0x7f, 0, 0, 0x81, 0xff, 0, 0, 0xc1, 0x7f]);
     }
 
     #[test]

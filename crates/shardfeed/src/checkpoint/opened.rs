@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use shardfeed_plan::checkpoint::{
-    Cover, Metadata, StoredChunk, StoredItem, StoredObject, StoredTensor, safe_path,
+    Cover, Metadata, MetadataError, StoredChunk, StoredItem, StoredObject, StoredTensor, safe_path,
 };
 
 use super::directory::{Directory, FileFacts};
@@ -171,14 +171,16 @@ impl Checkpoint {
 
 impl Found {
     pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
+        let (found, mut wrong) = Self::open_in_part(path, options)?;
+        if wrong.is_empty() { Ok(found) } else { Err(wrong.swap_remove(0)) }
+    }
+
+    /// What can be known of it, and what is wrong with what says the rest; an error if that is everything.
+    pub(crate) fn open_in_part(path: &Path, options: &OpenOptions) -> Result<(Self, Vec<Error>)> {
         let directory = Directory::open(path, options.follow_links)?;
         let names = directory.names()?;
         let own = |rank: u32| format!("__{rank}.metadata");
-        let mut ranks: Vec<u32> = names
-            .iter()
-            .filter_map(|name| name.strip_prefix("__")?.strip_suffix(".metadata")?.parse().ok())
-            .filter(|&rank| names.contains(&own(rank)))
-            .collect();
+        let mut ranks: Vec<u32> = names.iter().filter_map(|name| rank_of(name)).collect();
         ranks.sort_unstable();
         let described_by = match options.rank {
             Some(rank) if ranks.contains(&rank) => vec![own(rank)],
@@ -189,22 +191,46 @@ impl Found {
                 ));
             }
             _ if names.iter().any(|name| name == ".metadata") => vec![".metadata".to_owned()],
-            _ if ranks.is_empty() => return hugging_face::open(directory, &names),
+            _ if ranks.is_empty() => {
+                let (found, failures) = hugging_face::open(directory, &names)?;
+                let wrong = (!failures.is_empty()).then_some(Error::CheckpointDamaged(Failures(failures)));
+                return Ok((found, wrong.into_iter().collect()));
+            }
             _ => ranks.into_iter().map(own).collect(),
         };
-        let mut metadata = Metadata::default();
-        for name in &described_by {
+        let read = |name: &String| -> Result<Metadata> {
             let file = path.join(name);
             let bytes =
                 directory.read_small(name, METADATA_BYTES_MAX).map_err(|reason| refused(&file, reason))?;
-            metadata.merge(Metadata::parse(&bytes).map_err(|error| {
-                refused(
-                    &file,
-                    format!("{error}; it is damaged, or was not written by torch.distributed.checkpoint"),
-                )
-            })?);
+            Metadata::parse(&bytes).map_err(|error| {
+                let why = match error {
+                    MetadataError::Newer { .. } => {
+                        "a newer torch wrote it; read it with a newer version of this"
+                    }
+                    MetadataError::Quantized { .. } => {
+                        "only torch makes sense of that: load it there (shardfeed.checkpoint.Reader for Python does), or save it dequantized"
+                    }
+                    _ => "it is damaged, or was not written by torch.distributed.checkpoint",
+                };
+                refused(&file, format!("{error}; {why}"))
+            })
+        };
+        let (mut ranks, mut wrong, mut readable) = (Vec::new(), Vec::new(), Vec::new());
+        for name in described_by {
+            match read(&name) {
+                Ok(metadata) => {
+                    ranks.push(metadata);
+                    readable.push(name);
+                }
+                Err(error) => wrong.push(error),
+            }
         }
-        Ok(Self { directory, metadata, is_raw: false, described_by })
+        if readable.is_empty() {
+            return Err(wrong.swap_remove(0));
+        }
+        let found =
+            Self { directory, metadata: Metadata::merged(ranks), is_raw: false, described_by: readable };
+        Ok((found, wrong))
     }
 
     /// Whether ranks saved without talking to each other, each with metadata of its own.
@@ -275,6 +301,12 @@ impl Found {
     }
 }
 
+/// Whose own metadata a file holds: `__7.metadata`, and nothing that only looks like it (`__07.metadata`).
+pub(crate) fn rank_of(name: &str) -> Option<u32> {
+    let rank = name.strip_prefix("__")?.strip_suffix(".metadata")?.parse().ok()?;
+    Some(rank).filter(|rank: &u32| name.len() == rank.to_string().len() + "__.metadata".len())
+}
+
 pub(crate) fn refused(path: &Path, reason: String) -> Error {
     Error::CheckpointRefused { path: path.to_owned(), reason }
 }
@@ -283,13 +315,15 @@ pub(crate) fn refused(path: &Path, reason: String) -> Error {
 pub(crate) fn implausible(tensor: &StoredTensor, chunk: &StoredChunk) -> Option<String> {
     /// Bytes that a byte can become when it is decompressed: zstd says "128 KiB of these" in four.
     const GROWTH_MAX: u64 = 1 << 16;
+    /// Bytes that zeros may become, say, which two layers make next to nothing of. What is more has to take more.
+    const STACKED_BYTES_MAX: u64 = 1 << 30;
     let bytes = chunk.part.volume().saturating_mul(tensor.dtype.bytes());
     let stored = chunk.item.length;
-    let most = if chunk.item.transforms.is_empty() {
-        stored
-    } else {
-        // Layers over layers gain nothing that is worth saving so: one may grow as much as it can, all together no more.
-        stored.saturating_mul(GROWTH_MAX).saturating_add(1 << 20)
+    let grown = stored.saturating_mul(GROWTH_MAX).saturating_add(1 << 20);
+    let most = match chunk.item.transforms.len() {
+        0 => stored,
+        1 => grown,
+        _ => grown.max(STACKED_BYTES_MAX),
     };
     (bytes > most).then(|| {
         format!(

@@ -4,6 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use shardfeed_plan::checkpoint::RunLimits;
 
+use super::workers::memory_budget;
+
 /// How a checkpoint is read.
 #[derive(Clone)]
 pub struct ReadOptions {
@@ -26,7 +28,21 @@ pub struct ReadOptions {
     pub limits: RunLimits,
 }
 
-/// A wish that a read end early, which any thread may utter. What is under way then fails within milliseconds.
+impl ReadOptions {
+    /// Bytes that may be held: as many as was said, or four fifths of what is available.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_budget.unwrap_or_else(memory_budget)
+    }
+
+    /// The same for somebody who reads all pieces of a tensor, one after another: nothing for which an item would be read as a whole for each of
+    /// its pieces. Checksums are for `Checkpoint::check_chunks`, but for those of what is read as a whole anyway.
+    pub(crate) fn of_pieces(&self, are_whole: bool) -> Self {
+        Self { use_parallel: true, verify: self.verify && are_whole, progress: None, ..self.clone() }
+    }
+}
+
+/// A wish that a read end early, which any thread may utter. What is under way then fails within milliseconds, or as soon as the system is
+/// done with the portion of at most 4 MiB that it was asked for by each thread.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 

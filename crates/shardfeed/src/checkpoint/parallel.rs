@@ -12,7 +12,7 @@ use super::options::{ReadOptions, Stop, Telling};
 use super::read::{ReadStats, check_crc, compare_crc, decoded_bytes_max};
 use super::undo::undo;
 use super::wanted::{Wanted, bytes_wanted};
-use super::workers::{memory_budget, workers_for};
+use super::workers::workers_for;
 use crate::failures::ItemFailure;
 
 /// Items up to this size are read as a whole, whatever is wanted of them: to look for it would take as long.
@@ -76,12 +76,17 @@ enum Task {
     Run(Run),
 }
 
+/// What has to be copied from where to where, and the bytes that the elements of each item lie in.
+type Pieces = (Vec<Piece>, Vec<Range<u64>>);
+
 /// One thread's file and memory.
 #[derive(Default)]
 struct Worker {
     file: Option<(u32, FileBytes)>,
     bounce: Vec<u8>,
     staging: Vec<u8>,
+    /// Files that were written to while this one read them, once they are closed.
+    changed: Vec<ItemFailure>,
 }
 
 impl<'a> Job<'a> {
@@ -142,13 +147,13 @@ impl<'a> Job<'a> {
             wanted,
         });
         let (whole, parts): (Vec<Item>, Vec<Item>) = items.partition(|item| self.is_whole(item));
-        let pieces = self.locate(&parts, num_workers)?;
+        let (pieces, places) = self.locate(&parts, num_workers)?;
         let (pieces, runs) = plan_runs(pieces, self.options.limits);
         let mut tasks = self.blocks(&whole);
         tasks.extend(runs.into_iter().map(Task::Run));
         tasks.sort_by_key(Task::place);
         let each = tasks.iter().map(|task| task.memory(&whole)).max().unwrap_or(0);
-        let budget = self.options.memory_budget.unwrap_or_else(memory_budget);
+        let budget = self.options.memory_bytes();
         let bytes = tasks.iter().map(Task::len).sum();
         let workers = workers_for(num_workers, tasks.len(), bytes, each, budget);
         self.workers.fetch_max(workers, Relaxed);
@@ -157,7 +162,7 @@ impl<'a> Job<'a> {
                 self.read_block(worker, *file, range, &whole[items.clone()])
             }
             Task::Run(run) => {
-                let told = |reason| self.run_failure(run, &pieces, &parts, reason);
+                let told = |reason| self.run_failure(run, &pieces, parts.iter().zip(&places), reason);
                 self.read_run(worker, run, &pieces[run.pieces.clone()]).map_err(told)
             }
         })
@@ -172,8 +177,8 @@ impl<'a> Job<'a> {
                 && (len <= WHOLE_BYTES || len <= WHOLE_BYTES_MOSTLY && wanted.saturating_mul(2) >= len)
     }
 
-    /// Where the elements lie of items that are read in parts, and so what has to be copied from where to where.
-    fn locate(&self, items: &[Item<'_>], num_workers: Option<usize>) -> Result<Vec<Piece>, Vec<ItemFailure>> {
+    /// Where the elements lie of items that are read in parts.
+    fn locate(&self, items: &[Item<'_>], num_workers: Option<usize>) -> Result<Pieces, Vec<ItemFailure>> {
         let found: Vec<OnceLock<Located>> = items.iter().map(|_| OnceLock::new()).collect();
         let numbers: Vec<usize> = (0..items.len()).collect();
         // One read each, or two: threads pay where there are many, or where all that was saved is looked at.
@@ -181,7 +186,7 @@ impl<'a> Job<'a> {
             if self.options.verify { items.iter().map(|item| item.chunk.item.length).sum() } else { 0 };
         let bytes = (items.len() as u64).saturating_mul(LOOK_BYTES).max(verified);
         let each = if self.options.verify { BOUNCE_BYTES } else { LOOK_BYTES };
-        let budget = self.options.memory_budget.unwrap_or_else(memory_budget);
+        let budget = self.options.memory_bytes();
         let workers = workers_for(num_workers, items.len(), bytes, each, budget);
         self.workers.fetch_max(workers, Relaxed);
         self.on_workers(&numbers, workers, |worker, &number| {
@@ -190,9 +195,10 @@ impl<'a> Job<'a> {
             found[number].get_or_init(|| located);
             Ok(())
         })?;
-        let mut pieces = Vec::new();
+        let (mut pieces, mut places) = (Vec::new(), Vec::new());
         for (item, located) in items.iter().zip(&found) {
-            let Some(located) = located.get() else { continue };
+            let located = located.get().expect("all were found, or it failed");
+            places.push(located.view.data.clone());
             for want in item.wanted {
                 pieces.push(Piece {
                     file: item.chunk.item.file,
@@ -202,7 +208,7 @@ impl<'a> Job<'a> {
                 });
             }
         }
-        Ok(pieces)
+        Ok((pieces, places))
     }
 
     fn locate_one(&self, worker: &mut Worker, item: &Item<'_>) -> Result<Located, String> {
@@ -310,11 +316,8 @@ impl<'a> Job<'a> {
             return Ok(());
         }
         let mut staging = std::mem::take(&mut worker.staging);
-        if staging.len() < len {
-            staging.resize(len, 0);
-        }
-        let read =
-            worker.open(self, run.file).and_then(|file| file.read(run.range.start, &mut staging[..len]));
+        let read = make_room(&mut staging, len as u64)
+            .and_then(|()| worker.open(self, run.file)?.read(run.range.start, &mut staging[..len]));
         if read.is_ok() {
             for piece in pieces {
                 self.copy(&staging[..len], run.range.start, &piece.copying, piece.fix, piece.destination);
@@ -354,14 +357,18 @@ impl<'a> Job<'a> {
     }
 
     /// Names the item in which a run begins.
-    fn run_failure(&self, run: &Run, pieces: &[Piece], items: &[Item<'_>], reason: String) -> ItemFailure {
+    fn run_failure<'i>(
+        &self,
+        run: &Run,
+        pieces: &[Piece],
+        mut items: impl Iterator<Item = (&'i Item<'i>, &'i Range<u64>)>,
+        reason: String,
+    ) -> ItemFailure {
         let first = pieces[run.pieces.start].copying.from;
-        let item = items
-            .iter()
-            .rev()
-            .find(|item| item.chunk.item.file == run.file && item.chunk.item.offset <= first);
+        // By where its elements lie: all tensors of safetensors within a file have one place.
+        let item = items.find(|(item, place)| item.chunk.item.file == run.file && place.contains(&first));
         match item {
-            Some(item) => self.failure(item, reason),
+            Some((item, _)) => self.failure(item, reason),
             None => ItemFailure {
                 path: self.checkpoint.files[run.file as usize].path.clone(),
                 item: String::new(),
@@ -385,14 +392,14 @@ impl<'a> Job<'a> {
             let mut worker = Worker::default();
             while !is_failed.load(Relaxed) {
                 let Some(task) = tasks.get(next.fetch_add(1, Relaxed)) else { break };
-                if let Err(failure) = work(&mut worker, task) {
+                let done = work(&mut worker, task);
+                for failure in worker.changed.drain(..).chain(done.err()) {
                     is_failed.store(true, Relaxed);
                     failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
                 }
             }
-            if let Err(failure) = worker.close(self) {
-                failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
-            }
+            worker.close(self);
+            failures.lock().unwrap_or_else(PoisonError::into_inner).append(&mut worker.changed);
         };
         if workers <= 1 {
             run();
@@ -446,7 +453,7 @@ impl Worker {
     /// The file of this number; the one before is closed.
     fn open(&mut self, job: &Job<'_>, number: u32) -> Result<&mut FileBytes, String> {
         if self.file.as_ref().is_none_or(|(open, _)| *open != number) {
-            self.close(job).map_err(|failure| failure.reason)?;
+            self.close(job);
             let facts = &job.checkpoint.files[number as usize];
             let file = FileBytes::open(facts, job.options.direct_io, std::mem::take(&mut self.bounce))?;
             let file = file.stopped_by(job.options.stop.clone());
@@ -455,15 +462,17 @@ impl Worker {
         Ok(&mut self.file.as_mut().expect("it was just opened").1)
     }
 
-    /// A file that was written to while it was read has given a mixture.
-    fn close(&mut self, job: &Job<'_>) -> Result<(), ItemFailure> {
-        let Some((number, file)) = self.file.take() else { return Ok(()) };
+    /// A file that was written to while it was read has given a mixture. That is its own failure, not that of what is read next.
+    fn close(&mut self, job: &Job<'_>) {
+        let Some((number, file)) = self.file.take() else { return };
         job.bytes_read.fetch_add(file.bytes_read, Relaxed);
         job.bytes_direct.fetch_add(file.bytes_direct, Relaxed);
         let facts = &job.checkpoint.files[number as usize];
         let changed =
             |reason| ItemFailure { path: facts.path.clone(), item: String::new(), offset: 0, reason };
-        self.bounce = file.close(facts).map_err(changed)?;
-        Ok(())
+        match file.close(facts) {
+            Ok(bounce) => self.bounce = bounce,
+            Err(reason) => self.changed.push(changed(reason)),
+        }
     }
 }

@@ -7,7 +7,7 @@ use super::opened::Checkpoint;
 use super::options::{ReadOptions, Stop};
 use super::undo::undo;
 use super::verify::check_records;
-use super::workers::{memory_budget, workers_for};
+use super::workers::workers_for;
 use crate::error::{Error, Result};
 use crate::failures::{Failures, ItemFailure};
 use crate::parallel::map_in_parallel;
@@ -30,7 +30,7 @@ impl Checkpoint {
         let options = &self.options;
         let bytes = wanted.iter().map(|wish| wish.item.length).sum();
         let each = wanted.iter().map(|wish| wish.item.length).max().unwrap_or(0);
-        let budget = options.memory_budget.unwrap_or_else(memory_budget);
+        let budget = options.memory_bytes();
         let asked = if options.use_parallel { options.num_workers } else { Some(1) };
         let workers = workers_for(asked, wanted.len(), bytes, each, budget);
         let is_failed = AtomicBool::new(false);

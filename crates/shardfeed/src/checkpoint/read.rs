@@ -2,19 +2,26 @@ use std::ops::Range;
 
 use shardfeed_plan::checkpoint::{Dtype, StoredChunk, StoredTensor};
 
-use super::bytes::make_room;
+use super::bytes::{FileBytes, make_room};
 use super::destination::Destinations;
-use super::locate::Located;
+use super::locate::{Headers, Located, locate};
 use super::opened::Checkpoint;
-use super::options::ReadOptions;
+use super::options::{DirectIo, ReadOptions};
 use super::raw::RawItem;
-use super::wanted::ReadPlan;
+use super::wanted::{Asked, ReadPlan};
 use super::{parallel, sequential};
 use crate::error::{Error, Result};
-use crate::failures::Failures;
+use crate::failures::{Failures, ItemFailure};
 
-/// Bytes that an object, which is no tensor, may decompress to.
-pub(crate) const OBJECT_BYTES_MAX: u64 = 1 << 30;
+/// Bytes that an object of so many stored ones, which is no tensor and may be anything, may decompress to: as many as it takes, and of much
+/// no more than what pickles of anything become.
+pub fn object_bytes_max(stored: u64) -> u64 {
+    /// Any object may have as many.
+    const BYTES: u64 = 1 << 30;
+    /// Bytes for each stored one.
+    const GROWTH: u64 = 64;
+    BYTES.max(stored.saturating_mul(GROWTH))
+}
 
 /// A tensor in memory: its elements row by row, numbers with their small end first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,34 +62,28 @@ impl ReadStats {
 impl Checkpoint {
     /// A whole tensor.
     pub fn read(&self, name: &str) -> Result<TensorData> {
-        self.read_part(name, None)
+        self.read_with(name, Asked::Whole, &self.options)
     }
 
     /// A part of a tensor: one range for each of its dimensions. Only what it needs is read.
     pub fn read_slice(&self, name: &str, ranges: &[Range<u64>]) -> Result<TensorData> {
-        self.read_part(name, Some(ranges))
+        self.read_with(name, Asked::Slice(ranges.to_vec()), &self.options)
     }
 
-    fn read_part(&self, name: &str, ranges: Option<&[Range<u64>]>) -> Result<TensorData> {
+    pub(crate) fn read_with(&self, name: &str, asked: Asked, options: &ReadOptions) -> Result<TensorData> {
         let tensor = &self.tensors()[self.tensor_index(name)?];
-        let len = self.resolve(name, ranges, 0, &mut Vec::new())?;
+        let len = self.resolve(name, asked.ranges(), 0, &mut Vec::new())?;
+        let sizes = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).collect();
+        let shape = asked.ranges().map_or_else(|| tensor.shape.clone(), sizes);
         let mut bytes = Vec::new();
         let too_much =
             |_| Error::Invalid(format!("{name}: {len} bytes are more than this machine has memory for"));
         bytes.try_reserve_exact(usize::try_from(len).unwrap_or(usize::MAX)).map_err(too_much)?;
         bytes.resize(len as usize, 0);
         let mut plan = ReadPlan::new();
-        match ranges {
-            Some(ranges) => plan.read_slice(name, ranges, &mut bytes),
-            None => plan.read(name, &mut bytes),
-        };
-        self.read_into(plan)?;
-        let sizes = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).collect();
-        Ok(TensorData {
-            dtype: tensor.dtype,
-            shape: ranges.map_or_else(|| tensor.shape.clone(), sizes),
-            bytes,
-        })
+        plan.ask(name, asked, &mut bytes);
+        self.read_into_with(plan, options)?;
+        Ok(TensorData { dtype: tensor.dtype, shape, bytes })
     }
 
     /// Tensors one after another, as they are complete, in memory of their own: some hundred megabytes are read at a time, and each is let go
@@ -140,13 +141,34 @@ impl Checkpoint {
         parallel::read(self, wanted, &destinations, &names, options).map_err(damaged)
     }
 
+    /// Compares the checksums of a tensor's chunks, but of those that are compressed: they are read as a whole, and compared then.
+    pub(crate) fn check_chunks(&self, tensor: &StoredTensor, options: &ReadOptions) -> Result<()> {
+        let headers = Headers::default();
+        let check = |chunk: &StoredChunk| -> Result<(), String> {
+            let facts = &self.files[chunk.item.file as usize];
+            let file = FileBytes::open(facts, DirectIo::Never, Vec::new())?;
+            let mut file = file.stopped_by(options.stop.clone());
+            let located = locate(tensor, chunk, self.found.is_raw, &mut file, facts.len, &headers)?;
+            if located.crc.is_some() {
+                compare_crc(located.crc, file.checksum(located.view.data)?)?;
+            }
+            file.close(facts).map(drop)
+        };
+        let plain = tensor.chunks.iter().filter(|chunk| chunk.item.transforms.is_empty());
+        let failures: Vec<ItemFailure> = plain
+            .filter_map(|chunk| Some(self.item_failure(&chunk.item, &tensor.name, check(chunk).err()?)))
+            .collect();
+        if failures.is_empty() { Ok(()) } else { Err(Error::CheckpointDamaged(Failures(failures))) }
+    }
+
     /// What is stored under a name that is no tensor's: the bytes that were saved, as torch would unpickle them. Nothing does that here.
     pub fn read_object(&self, name: &str) -> Result<Vec<u8>> {
         let object = self.objects().iter().find(|object| object.name == name);
         let object = object.ok_or_else(|| {
             Error::Invalid(format!("{}: no object is called {name}", self.path().display()))
         })?;
-        let wish = RawItem { name: name.to_owned(), item: object.item.clone(), bytes_max: OBJECT_BYTES_MAX };
+        let bytes_max = object_bytes_max(object.item.length);
+        let wish = RawItem { name: name.to_owned(), item: object.item.clone(), bytes_max };
         Ok(self.read_items(&[wish])?.pop().expect("one was asked for"))
     }
 }

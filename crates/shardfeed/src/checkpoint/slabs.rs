@@ -1,8 +1,31 @@
 use std::ops::Range;
 
+use shardfeed_plan::checkpoint::{Cover, StoredTensor};
+
+/// Pieces of a tensor that lie apart, each of which somebody reads: its chunks where they have to be decompressed as a whole, so that each of
+/// them is once, and otherwise pieces of at most `bytes_max` bytes. Chunks that are compressed and lie over each other are one piece.
+pub(crate) fn for_each_piece(tensor: &StoredTensor, bytes_max: u64, each: &mut impl FnMut(&[Range<u64>])) {
+    let whole = || tensor.shape.iter().map(|&size| 0..size).collect::<Vec<_>>();
+    if !is_packed(tensor) {
+        return for_each_slab(&whole(), tensor.dtype.bytes(), bytes_max, each);
+    }
+    if tensor.cover() != Cover::Exact {
+        return each(&whole());
+    }
+    for chunk in tensor.chunks.iter().filter(|chunk| chunk.part.volume() > 0) {
+        let part = (0..tensor.shape.len()).map(|dim| chunk.part.offsets[dim]..chunk.part.end(dim));
+        each(&part.collect::<Vec<_>>());
+    }
+}
+
+/// Whether parts of it are compressed.
+pub(crate) fn is_packed(tensor: &StoredTensor) -> bool {
+    tensor.chunks.iter().any(|chunk| !chunk.item.transforms.is_empty())
+}
+
 /// Cuts a tensor, or a box of it, into pieces of at most `bytes_max` bytes that lie together where it lies row by row; an element is
 /// the least. Calls `each` with the range of each dimension.
-pub(crate) fn for_each_slab(
+fn for_each_slab(
     part: &[Range<u64>],
     element_bytes: u64,
     bytes_max: u64,

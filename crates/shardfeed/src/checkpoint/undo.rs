@@ -9,8 +9,11 @@ const WINDOW: usize = 64 << 10;
 /// Bytes that are decompressed at a time.
 const PORTION: usize = 256 << 10;
 
-/// Times that an item is decompressed to find what lies in its middle. Torch writes none for which it takes more than one.
+/// Times that an item is decompressed to find what lies in its middle. Torch writes none for which it takes more than a few.
 const PASSES_MAX: u32 = 16;
+
+/// Transforms of an item. Torch's own tests stack two; each takes a stream in a stream, with its stack and its memory.
+const TRANSFORMS_MAX: usize = 8;
 
 /// Undoes what a writer did to an item, in this order. What comes out may have `bytes_max` bytes at most, so that a small item
 /// cannot become much memory.
@@ -26,6 +29,12 @@ fn undone<'a>(
     stored: impl Read + 'a,
     bytes_max: u64,
 ) -> Result<Box<dyn Read + 'a>, String> {
+    if transforms.len() > TRANSFORMS_MAX {
+        return Err(format!(
+            "it was changed by {} transforms, one over another, and {TRANSFORMS_MAX} are the most that are undone; the metadata are damaged, or mean harm",
+            transforms.len()
+        ));
+    }
     let mut bytes: Box<dyn Read + 'a> = Box::new(stored);
     for transform in transforms {
         bytes = match transform.as_str() {
@@ -148,20 +157,44 @@ impl<'f> Unpacked<'f> {
 
     /// A range of it.
     pub(crate) fn read(&mut self, range: Range<u64>) -> Result<Vec<u8>, String> {
-        let tail_start = self.len - self.tail.len() as u64;
-        if range.end <= self.head.len() as u64 {
-            return Ok(self.head[range.start as usize..range.end as usize].to_vec());
-        }
-        if range.start >= tail_start {
-            let start = (range.start - tail_start) as usize;
-            return Ok(self.tail[start..start + (range.end - range.start) as usize].to_vec());
+        Ok(self.read_each(&[range])?.pop().expect("one was asked for"))
+    }
+
+    /// Ranges of it, in any order: those that are not at its ends are gathered while it is gone through once.
+    pub(crate) fn read_each(&mut self, ranges: &[Range<u64>]) -> Result<Vec<Vec<u8>>, String> {
+        let mut found: Vec<Vec<u8>> = ranges.iter().map(|range| self.at_an_end(range).to_vec()).collect();
+        let mut missing: Vec<usize> = (0..ranges.len())
+            .filter(|&number| found[number].is_empty() && !ranges[number].is_empty())
+            .collect();
+        if missing.is_empty() {
+            return Ok(found);
         }
         let passes_left = self.passes_left.checked_sub(1);
         self.passes_left =
             passes_left.ok_or("what describes it is spread all over it, as torch never writes it")?;
-        let mut found = Vec::new();
-        self.pass(|at, bytes| found.extend_from_slice(&bytes[overlap(&range, at, bytes.len())]))?;
+        missing.sort_by_key(|&number| ranges[number].start);
+        let mut first = 0;
+        self.pass(|at, bytes| {
+            while missing.get(first).is_some_and(|&number| ranges[number].end <= at) {
+                first += 1;
+            }
+            let end = at + bytes.len() as u64;
+            for &number in missing[first..].iter().take_while(|&&number| ranges[number].start < end) {
+                found[number].extend_from_slice(&bytes[overlap(&ranges[number], at, bytes.len())]);
+            }
+        })?;
         Ok(found)
+    }
+
+    /// A range, if it lies within what is kept of both ends.
+    fn at_an_end(&self, range: &Range<u64>) -> &[u8] {
+        let tail_start = self.len - self.tail.len() as u64;
+        let (kept, start) = match range {
+            range if range.end <= self.head.len() as u64 => (&self.head, range.start),
+            range if range.start >= tail_start => (&self.tail, range.start - tail_start),
+            _ => return &[],
+        };
+        &kept[start as usize..(start + range.end - range.start) as usize]
     }
 
     /// The checksums of ranges that lie one after another.
@@ -212,6 +245,8 @@ mod tests {
         assert!(bomb.len() < 10_000);
         assert!(undo(&zstd, &bomb, 1 << 20).unwrap_err().contains("more than the 1048576 bytes"));
         assert!(undo(&zstd, &bomb[..100], 1 << 30).unwrap_err().contains("cannot decompress"));
+        let stacked = vec![zstd[0].clone(); TRANSFORMS_MAX + 1];
+        assert!(undo(&stacked, &[], 9).unwrap_err().contains("9 transforms"));
         assert!(undo(&["stream.lz4/1".to_owned()], &[], 9).unwrap_err().contains("\"stream.lz4/1\""));
     }
 

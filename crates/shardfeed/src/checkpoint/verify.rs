@@ -1,15 +1,16 @@
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use shardfeed_plan::checkpoint::{Cover, Record, StoredChunk, StoredItem, StoredTensor, ZipItem};
+use shardfeed_plan::checkpoint::{Cover, Record, StoredChunk, StoredItem, StoredTensor, ZipError, ZipItem};
 
 use super::bytes::FileBytes;
 use super::directory::FileFacts;
+use super::hugging_face::read_header;
 use super::locate::{Headers, Reason, Windows, locate, locate_by};
-use super::opened::{Found, OpenOptions, implausible};
+use super::opened::{Found, OpenOptions, implausible, rank_of};
 use super::options::{DirectIo, TellProgress, Telling};
-use super::read::{OBJECT_BYTES_MAX, compare_crc, decoded_bytes_max};
+use super::read::{compare_crc, decoded_bytes_max, object_bytes_max};
 use super::undo::Unpacked;
 use crate::error::{Error, Result};
 use crate::parallel::{default_threads, map_in_parallel};
@@ -29,8 +30,10 @@ pub struct CheckpointReport {
     pub bytes: u64,
     /// Items all of whose checksums were compared.
     pub items_with_checksums: usize,
-    /// Items that were saved without: that they can be read is all that is known of them.
+    /// Items that were saved without: that they can be read is all that is known of them. Those that have problems are in neither number.
     pub items_without: usize,
+    /// Folders that may not be listed: whether something is left in them nobody knows.
+    pub folders_not_listed: Vec<PathBuf>,
 }
 
 /// Something that is wrong.
@@ -65,6 +68,8 @@ pub enum ProblemKind {
     OverlappingChunks,
     /// Two items share bytes of a file.
     OverlappingItems,
+    /// Bytes of a file belong to nothing.
+    Unclaimed,
     /// An item is not what it should be.
     Layout,
     /// Bytes are not those that were saved.
@@ -84,6 +89,7 @@ impl ProblemKind {
             Self::Uncovered => "uncovered",
             Self::OverlappingChunks => "overlapping_chunks",
             Self::OverlappingItems => "overlapping_items",
+            Self::Unclaimed => "unclaimed_bytes",
             Self::Layout => "layout",
             Self::Checksum => "checksum",
             Self::Unreadable => "unreadable",
@@ -99,66 +105,69 @@ pub fn verify_checkpoint(
 ) -> Result<CheckpointReport> {
     // A path that is not there is a mistake, not a damaged checkpoint.
     std::fs::metadata(path).map_err(|error| Error::io(path, "open it", error))?;
-    let mut report = CheckpointReport::default();
-    let found = match Found::open(path, options) {
-        Ok(found) => found,
-        Err(Error::CheckpointDamaged(failures)) => {
-            let problem = |failure: crate::failures::ItemFailure| Problem {
-                kind: match failure.path.try_exists() {
-                    Ok(false) => ProblemKind::MissingFile,
-                    _ => ProblemKind::Metadata,
-                },
-                path: failure.path,
-                offset: failure.offset,
-                item: failure.item,
-                reason: failure.reason,
-            };
-            report.problems = failures.0.into_iter().map(problem).collect();
-            return Ok(report);
+    let (found, wrong) = match Found::open_in_part(path, options) {
+        Ok((found, wrong)) => (found, told(wrong)?),
+        Err(error) => {
+            return Ok(CheckpointReport { problems: told(vec![error])?, ..CheckpointReport::default() });
         }
-        Err(Error::CheckpointRefused { path, reason }) => {
-            report.problems.push(Problem {
-                path,
-                offset: 0,
-                item: String::new(),
-                kind: ProblemKind::Metadata,
-                reason,
-            });
-            return Ok(report);
-        }
-        Err(error) => return Err(error),
     };
     // What ranks saved on their own under one name is looked at for each of them.
     let mut others = Vec::new();
     if found.is_rank_local() && options.rank.is_none() {
         for name in &found.described_by {
-            let rank = name.strip_prefix("__").and_then(|name| name.strip_suffix(".metadata")?.parse().ok());
-            others.push(Found::open(path, &OpenOptions { rank, ..options.clone() })?);
+            others.push(Found::open(path, &OpenOptions { rank: rank_of(name), ..options.clone() })?);
         }
     }
-    let mut merged = CheckpointReport::default();
-    for own in others.iter().filter(|_| others.len() > 1) {
-        let mut verifier = Verifier::new(own, progress);
-        verifier.conflicts(&found);
-        verifier.items();
-        merged.problems.append(&mut verifier.report.problems);
-        merged.items_with_checksums += verifier.report.items_with_checksums;
-        merged.items_without += verifier.report.items_without;
-    }
-    let mut verifier = Verifier::new(&found, progress);
-    verifier.forms();
-    if merged.items_with_checksums + merged.items_without == 0 {
-        verifier.items();
+    let mut all = Verifier::new(&found, progress);
+    // Of some of the ranks, or of the files, nobody knows what they would have added.
+    let is_readable = wrong.is_empty();
+    all.report.problems = wrong;
+    all.forms(is_readable && !(found.is_rank_local() && options.rank.is_some()));
+    if others.len() > 1 {
+        for own in &others {
+            let mut verifier = Verifier::new(own, progress);
+            verifier.conflicts(&found);
+            verifier.items();
+            let Verifier { report: mut own, .. } = verifier;
+            all.report.problems.append(&mut own.problems);
+            all.report.items_with_checksums += own.items_with_checksums;
+            all.report.items_without += own.items_without;
+        }
     } else {
-        verifier.report.items_with_checksums = merged.items_with_checksums;
-        verifier.report.items_without = merged.items_without;
-        verifier.report.problems.append(&mut merged.problems);
+        all.items();
     }
-    verifier.orphans(options)?;
-    let mut report = verifier.report;
+    all.orphans(options, is_readable)?;
+    let mut report = all.report;
     report.problems.sort();
     report.problems.dedup();
     Ok(report)
+}
+
+/// What kept metadata from being read, as problems.
+fn told(wrong: Vec<Error>) -> Result<Vec<Problem>> {
+    let mut problems = Vec::new();
+    for error in wrong {
+        match error {
+            Error::CheckpointDamaged(failures) => {
+                problems.extend(failures.0.into_iter().map(|failure| Problem {
+                    kind: match failure.path.try_exists() {
+                        Ok(false) => ProblemKind::MissingFile,
+                        _ => ProblemKind::Metadata,
+                    },
+                    path: failure.path,
+                    offset: failure.offset,
+                    item: failure.item,
+                    reason: failure.reason,
+                }));
+            }
+            Error::CheckpointRefused { path, reason } => {
+                let (offset, item) = (0, String::new());
+                problems.push(Problem { path, offset, item, kind: ProblemKind::Metadata, reason });
+            }
+            error => return Err(error),
+        }
+    }
+    Ok(problems)
 }
 
 struct Verifier<'a> {
@@ -196,10 +205,15 @@ impl<'a> Verifier<'a> {
         Self { found, files: found.look_at_files(), telling: Telling::new(report.bytes, progress), report }
     }
 
-    /// What is there to be looked at.
-    fn forms(&mut self) {
+    /// What is there to be looked at. If these are not all metadata, others may know where the parts are that are missing here.
+    fn forms(&mut self, is_all: bool) {
         let metadata = &self.found.metadata;
+        let known: HashSet<PathBuf> =
+            self.report.problems.iter().map(|problem| problem.path.clone()).collect();
         for (name, facts) in metadata.files.iter().zip(&self.files) {
+            if known.contains(&self.found.directory.root().join(name)) {
+                continue;
+            }
             if let Err(reason) = facts {
                 self.report.problems.push(self.problem(
                     name,
@@ -212,9 +226,9 @@ impl<'a> Verifier<'a> {
         }
         for tensor in &metadata.tensors {
             let kind = match tensor.cover() {
-                Cover::Exact => continue,
                 Cover::Overlapping => ProblemKind::OverlappingChunks,
-                Cover::Missing(_) | Cover::Unknown => ProblemKind::Uncovered,
+                Cover::Missing(_) | Cover::Unknown if is_all => ProblemKind::Uncovered,
+                Cover::Exact | Cover::Missing(_) | Cover::Unknown => continue,
             };
             let reason = tensor
                 .hole()
@@ -263,13 +277,13 @@ impl<'a> Verifier<'a> {
         let headers = Headers::default();
         let check = |entry: &Entry<'_>| Ok::<_, std::convert::Infallible>(self.check(entry, &headers));
         let Ok(checked) = map_in_parallel(&entries, default_threads(), check);
-        let mut problems = Vec::new();
+        let mut problems = self.unclaimed(&entries, &checked, &headers);
         let mut before: Option<&Entry<'_>> = None;
         for (entry, checked) in entries.iter().zip(&checked) {
-            if checked.has_checksums {
-                self.report.items_with_checksums += 1;
-            } else {
-                self.report.items_without += 1;
+            match checked {
+                Checked { problem: Some(_), .. } => {}
+                Checked { has_checksums: true, .. } => self.report.items_with_checksums += 1,
+                _ => self.report.items_without += 1,
             }
             let file = &metadata.files[entry.item.file as usize];
             if let Some((kind, reason)) = &checked.problem {
@@ -309,6 +323,53 @@ impl<'a> Verifier<'a> {
         self.report.problems.append(&mut problems);
     }
 
+    /// Bytes of files that belong to nothing: after the last item, which torch never leaves, and in safetensors anywhere.
+    fn unclaimed(&self, entries: &[Entry<'_>], checked: &[Checked], headers: &Headers) -> Vec<Problem> {
+        // Of each file the item that is last, and where it ends.
+        let mut ends: HashMap<u32, (u64, u64)> = HashMap::new();
+        let mut found: BTreeMap<u32, Range<u64>> = BTreeMap::new();
+        for (entry, checked) in entries.iter().zip(checked).filter(|_| !self.found.is_raw) {
+            let StoredItem { file, offset, length, .. } = *entry.item;
+            let Ok(facts) = &self.files[file as usize] else { continue };
+            let is_safetensors =
+                entry.chunk.is_some() && !checked.is_archive && entry.item.transforms.is_empty();
+            // What is damaged may end anywhere; and of objects beside safetensors, and of what is compressed, torch may write more than it
+            // says the length is.
+            let is_told = entry.chunk.is_some() && checked.is_archive && entry.item.transforms.is_empty();
+            let end = if is_told { offset + length } else { facts.len };
+            let last = ends.entry(file).or_default();
+            *last = (offset, end).max(*last);
+            if let Some(header) = headers.get(file, offset).filter(|_| is_safetensors)
+                && let Some(range) = header.unclaimed(facts.len - offset)
+            {
+                found.insert(file, range.start + offset..range.end + offset);
+            }
+        }
+        for (file, (_, end)) in ends {
+            let len = self.files[file as usize].as_ref().map_or(0, |facts| facts.len);
+            if end < len {
+                found.insert(file, end..len);
+            }
+        }
+        for (file, name) in (0..).zip(&self.found.metadata.files).filter(|_| self.found.is_raw) {
+            let (Ok(facts), Ok(header)) =
+                (&self.files[file as usize], read_header(&self.found.directory, name))
+            else {
+                continue;
+            };
+            found.extend(header.unclaimed(facts.len).map(|range| (file, range)));
+        }
+        let problem = |(file, range): (u32, Range<u64>)| {
+            let reason = format!(
+                "bytes {} to {} belong to nothing that is stored in it: something was added to it, or lost; copy the file again",
+                range.start, range.end
+            );
+            let name = &self.found.metadata.files[file as usize];
+            self.problem(name, "", range.start, ProblemKind::Unclaimed, reason)
+        };
+        found.into_iter().map(problem).collect()
+    }
+
     fn check(&self, entry: &Entry<'_>, headers: &Headers) -> Checked {
         let mut checked = Checked::default();
         let Ok(facts) = &self.files[entry.item.file as usize] else { return checked };
@@ -333,14 +394,31 @@ impl<'a> Verifier<'a> {
         checked: &mut Checked,
     ) -> Result<(), (ProblemKind, String)> {
         let unreadable = |reason| (ProblemKind::Unreadable, reason);
-        let layout = |reason| (ProblemKind::Layout, reason);
         let mut file = FileBytes::open(facts, DirectIo::Never, Vec::new()).map_err(unreadable)?;
+        let looked = self.look_into(entry, &mut file, facts.len, headers, checked);
+        // Of a file that was written to meanwhile, nothing that was found is worth anything.
+        file.close(facts).map_err(unreadable)?;
+        looked
+    }
+
+    fn look_into(
+        &self,
+        entry: &Entry<'_>,
+        file: &mut FileBytes,
+        file_len: u64,
+        headers: &Headers,
+        checked: &mut Checked,
+    ) -> Result<(), (ProblemKind, String)> {
+        let unreadable = |reason| (ProblemKind::Unreadable, reason);
+        let layout = |reason| (ProblemKind::Layout, reason);
         let item = entry.item;
         let range = item.offset..item.offset + item.length;
         if !item.transforms.is_empty() {
-            let max =
-                entry.chunk.map_or(OBJECT_BYTES_MAX, |(tensor, chunk)| decoded_bytes_max(tensor, chunk));
-            let mut unpacked = Unpacked::new(&mut file, range, &item.transforms, max).map_err(layout)?;
+            let max = entry.chunk.map_or_else(
+                || object_bytes_max(item.length),
+                |(tensor, chunk)| decoded_bytes_max(tensor, chunk),
+            );
+            let mut unpacked = Unpacked::new(file, range, &item.transforms, max).map_err(layout)?;
             checked.is_archive = ZipItem::begins(&unpacked.head);
             if let Some((tensor, chunk)) = entry.chunk {
                 let len = unpacked.len;
@@ -350,20 +428,20 @@ impl<'a> Verifier<'a> {
                 return Ok(());
             }
             let records =
-                places_of_records(unpacked.len, &mut |range| unpacked.read(range)).map_err(layout)?;
+                places_of_records(unpacked.len, &mut |ranges| unpacked.read_each(ranges)).map_err(layout)?;
             let ranges: Vec<Range<u64>> = records.iter().map(|(_, data)| data.clone()).collect();
             let mut sums = unpacked.checksums(&ranges).map_err(layout)?.into_iter();
             checked.has_checksums = compare_records(&records, |_| Ok(sums.next().expect("one for each")))?;
             return Ok(());
         }
         let is_archive = {
-            let windows = Windows::new(&mut file, range.clone()).map_err(unreadable)?;
+            let windows = Windows::new(file, range.clone()).map_err(unreadable)?;
             ZipItem::begins(&windows.head) && !self.found.is_raw
         };
         checked.is_archive = is_archive;
         if let Some((tensor, chunk)) = entry.chunk {
             let located =
-                locate(tensor, chunk, self.found.is_raw, &mut file, facts.len, headers).map_err(layout)?;
+                locate(tensor, chunk, self.found.is_raw, file, file_len, headers).map_err(layout)?;
             if !is_archive {
                 // No checksum is known; that every byte comes is what can be seen.
                 return file.checksum(located.view.data).map(drop).map_err(unreadable);
@@ -372,8 +450,10 @@ impl<'a> Verifier<'a> {
             return file.checksum(range).map(drop).map_err(unreadable);
         }
         let records = {
-            let mut windows = Windows::new(&mut file, range.clone()).map_err(unreadable)?;
-            places_of_records(item.length, &mut |range| windows.read(range)).map_err(layout)?
+            let mut windows = Windows::new(file, range.clone()).map_err(unreadable)?;
+            let mut read_each =
+                |ranges: &[Range<u64>]| ranges.iter().map(|range| windows.read(range.clone())).collect();
+            places_of_records(item.length, &mut read_each).map_err(layout)?
         };
         checked.has_checksums = compare_records(&records, |data| {
             file.checksum(range.start + data.start..range.start + data.end).map_err(unreadable)
@@ -381,28 +461,38 @@ impl<'a> Verifier<'a> {
         Ok(())
     }
 
-    fn orphans(&mut self, options: &OpenOptions) -> Result<()> {
+    /// Files that nothing is said of. Where some metadata cannot be read, those of ranks may be theirs.
+    fn orphans(&mut self, options: &OpenOptions, mut is_readable: bool) -> Result<()> {
         let metadata = &self.found.metadata;
         let mut known: HashSet<String> =
             metadata.files.iter().chain(&self.found.described_by).cloned().collect();
-        let names = self.found.directory.names_within()?;
+        let (names, closed) = self.found.directory.names_within()?;
+        let root = self.found.directory.root();
+        self.report.folders_not_listed = closed.iter().map(|folder| root.join(folder)).collect();
         let is_rank_local = self.found.is_rank_local();
         for name in &names {
-            let rank =
-                name.strip_prefix("__").and_then(|name| name.strip_suffix(".metadata")?.parse::<u32>().ok());
-            let Some(rank) = rank.filter(|_| is_rank_local) else { continue };
-            // Files of other ranks are theirs.
+            let Some(rank) = rank_of(name).filter(|_| is_rank_local) else { continue };
+            // Files of other ranks are theirs, and known here unless one was asked for.
             known.insert(name.clone());
-            let options = OpenOptions { rank: Some(rank), ..options.clone() };
-            if let Ok(other) = Found::open(self.found.directory.root(), &options) {
-                known.extend(other.metadata.files);
+            if options.rank.is_some_and(|own| own != rank) {
+                let options = OpenOptions { rank: Some(rank), ..options.clone() };
+                match Found::open(self.found.directory.root(), &options) {
+                    Ok(other) => known.extend(other.metadata.files),
+                    Err(_) => is_readable = false,
+                }
             }
         }
         let is_ours = |name: &str| {
             [".distcp", ".tmp", ".metadata"].iter().any(|end| name.ends_with(end))
                 || self.found.is_raw && name.ends_with(".safetensors")
         };
-        for name in names.iter().filter(|name| is_ours(name) && !known.contains(*name)) {
+        // Torch leaves the parts there that it has made whole tensors of (`enable_consolidation`).
+        let is_consolidated = |name: &str| self.found.is_raw && name.starts_with("sharded/shard-");
+        let is_somebodys = |name: &str| is_rank_local && !is_readable && name.ends_with(".distcp");
+        let is_orphan = |name: &String| {
+            is_ours(name) && !is_consolidated(name) && !is_somebodys(name) && !known.contains(name)
+        };
+        for name in names.iter().filter(|name| is_orphan(name)) {
             let reason = "nothing in the checkpoint is stored in it: it is left from a save that was not finished, or from another checkpoint";
             let problem = self.problem(name, "", 0, ProblemKind::OrphanFile, reason.to_owned());
             self.report.problems.push(problem);
@@ -418,23 +508,32 @@ impl<'a> Verifier<'a> {
 /// Compares the checksums of an archive in memory.
 pub(crate) fn check_records(bytes: &[u8]) -> Result<(), (ProblemKind, String)> {
     let part = |range: &Range<u64>| &bytes[range.start as usize..range.end as usize];
-    let records = places_of_records(bytes.len() as u64, &mut |range| Ok(part(&range).to_vec()))
+    let mut read_each = |ranges: &[Range<u64>]| Ok(ranges.iter().map(|range| part(range).to_vec()).collect());
+    let records = places_of_records(bytes.len() as u64, &mut read_each)
         .map_err(|reason| (ProblemKind::Layout, reason))?;
     compare_records(&records, |data| Ok(crc32fast::hash(part(data)))).map(drop)
 }
 
-/// The records of an archive, each with where its bytes lie, in that order.
-fn places_of_records(
-    len: u64,
-    read: &mut dyn FnMut(Range<u64>) -> Result<Vec<u8>, String>,
-) -> Result<Vec<(Record, Range<u64>)>, String> {
-    let mut read = |range| read(range).map_err(Reason);
-    let zip: Result<ZipItem, Reason> = ZipItem::parse(len, &mut read);
-    let mut records = Vec::new();
-    for record in zip.map_err(|reason| reason.0)?.records {
-        let data: Result<Range<u64>, Reason> = record.data(&mut read);
-        records.push((record, data.map_err(|reason| reason.0)?));
-    }
+/// Gives ranges of an archive.
+type ReadEach<'r> = dyn FnMut(&[Range<u64>]) -> Result<Vec<Vec<u8>>, String> + 'r;
+
+/// The records of an archive, each with where its bytes lie, in that order. Their headers are asked for all together: of a compressed
+/// archive each request may be a way through all of it.
+fn places_of_records(len: u64, read_each: &mut ReadEach<'_>) -> Result<Vec<(Record, Range<u64>)>, String> {
+    let zip: Result<ZipItem, Reason> = ZipItem::parse(len, &mut |range| {
+        Ok(read_each(&[range]).map_err(Reason)?.pop().expect("one was asked for"))
+    });
+    let records = zip.map_err(|reason| reason.0)?.records;
+    let said = |error: ZipError| error.to_string();
+    let headers: Vec<Range<u64>> =
+        records.iter().map(Record::header_range).collect::<Result<_, _>>().map_err(said)?;
+    let headers = read_each(&headers)?;
+    let place = |(record, header): (Record, Vec<u8>)| {
+        let data = record.data_after(&header)?;
+        Ok((record, data))
+    };
+    let mut records: Vec<(Record, Range<u64>)> =
+        records.into_iter().zip(headers).map(place).collect::<Result<_, _>>().map_err(said)?;
     records.sort_by_key(|(_, data)| (data.start, data.end));
     // A million records of the same bytes would be looked through for days.
     if let Some(pair) = records.windows(2).find(|pair| pair[0].1.end > pair[1].1.start) {

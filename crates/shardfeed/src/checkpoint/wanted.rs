@@ -32,10 +32,23 @@ pub(crate) struct Wish<'a> {
     pub(crate) memory: &'a mut [u8],
 }
 
-enum Asked {
+/// What somebody wishes.
+pub(crate) enum Asked {
     Whole,
     Slice(Vec<Range<u64>>),
+    /// A slice as it is in the whole tensor. Where chunks lie over each other, which one counts depends on which files are read first.
+    Piece(Vec<Range<u64>>),
     Parts(Vec<PlacedPart>),
+}
+
+impl Asked {
+    /// A range for each dimension of a tensor, unless all of it is wished.
+    pub(crate) fn ranges(&self) -> Option<&[Range<u64>]> {
+        match self {
+            Self::Slice(ranges) | Self::Piece(ranges) => Some(ranges),
+            Self::Whole | Self::Parts(_) => None,
+        }
+    }
 }
 
 /// A part of a stored chunk, and where it goes.
@@ -62,20 +75,22 @@ impl<'a> ReadPlan<'a> {
 
     /// A whole tensor, row by row, into memory of exactly its size.
     pub fn read(&mut self, name: &str, memory: &'a mut [u8]) -> &mut Self {
-        self.wishes.push(Wish { name: name.to_owned(), asked: Asked::Whole, memory });
-        self
+        self.ask(name, Asked::Whole, memory)
     }
 
     /// A part of a tensor, one range for each of its dimensions, into memory of exactly its size.
     pub fn read_slice(&mut self, name: &str, ranges: &[Range<u64>], memory: &'a mut [u8]) -> &mut Self {
-        self.wishes.push(Wish { name: name.to_owned(), asked: Asked::Slice(ranges.to_vec()), memory });
-        self
+        self.ask(name, Asked::Slice(ranges.to_vec()), memory)
     }
 
     /// Parts of stored chunks, each to places of its own in one piece of memory; `name` is what progress says of them. Where parts
     /// lie over each other, or may, they are read one after another, and the last one stays.
     pub fn read_parts(&mut self, name: &str, parts: Vec<PlacedPart>, memory: &'a mut [u8]) -> &mut Self {
-        self.wishes.push(Wish { name: name.to_owned(), asked: Asked::Parts(parts), memory });
+        self.ask(name, Asked::Parts(parts), memory)
+    }
+
+    pub(crate) fn ask(&mut self, name: &str, asked: Asked, memory: &'a mut [u8]) -> &mut Self {
+        self.wishes.push(Wish { name: name.to_owned(), asked, memory });
         self
     }
 }
@@ -146,15 +161,11 @@ impl Checkpoint {
         let mut wanted = Vec::new();
         for (destination, wish) in plan.wishes.iter().enumerate() {
             let (destination, len) = (destination as u32, wish.memory.len() as u64);
-            let ranges = match &wish.asked {
-                Asked::Parts(parts) => {
-                    self.resolve_parts(parts, destination, len, &mut wanted)?;
-                    continue;
-                }
-                Asked::Whole => None,
-                Asked::Slice(ranges) => Some(ranges.as_slice()),
-            };
-            let bytes = self.resolve(&wish.name, ranges, destination, &mut wanted)?;
+            if let Asked::Parts(parts) = &wish.asked {
+                self.resolve_parts(parts, destination, len, &mut wanted)?;
+                continue;
+            }
+            let bytes = self.resolve(&wish.name, wish.asked.ranges(), destination, &mut wanted)?;
             if bytes != len {
                 return Err(Error::Invalid(format!(
                     "{}: it takes {bytes} bytes, and memory of {len} was given for it",
@@ -169,12 +180,24 @@ impl Checkpoint {
     /// The stock reader takes a file after another, in the order in which they are needed first. Parts come in an order of their own.
     fn take_turns(&self, plan: &ReadPlan<'_>, wanted: &mut [Wanted]) {
         let mut turns: HashMap<u32, usize> = HashMap::new();
+        let mut turn_of = |file: u32| {
+            let next = turns.len();
+            *turns.entry(file).or_insert(next)
+        };
+        let mut last = None;
         for want in wanted {
-            if !matches!(plan.wishes[want.destination as usize].asked, Asked::Parts(_)) {
-                let file = self.tensors()[want.tensor].chunks[want.chunk].item.file;
-                let next = turns.len();
-                want.turn = *turns.entry(file).or_insert(next);
+            let chunks = &self.tensors()[want.tensor].chunks;
+            let is_first = last.replace(want.destination) != Some(want.destination);
+            match plan.wishes[want.destination as usize].asked {
+                Asked::Parts(_) => continue,
+                Asked::Piece(_) if is_first && !want.is_apart => {
+                    for chunk in chunks {
+                        turn_of(chunk.item.file);
+                    }
+                }
+                _ => {}
             }
+            want.turn = turn_of(chunks[want.chunk].item.file);
         }
     }
 

@@ -23,10 +23,15 @@ pub fn memory_aware_workers(avg_file_bytes: u64, max: Option<usize>) -> usize {
     cores().min(usize::try_from(fitting).unwrap_or(usize::MAX)).min(max.unwrap_or(usize::MAX)).max(1)
 }
 
-/// Threads for a read: twice the cores, unless somebody says a number, since those that wait for a disk need none; not more than there
-/// are tasks, nor than the memory allows, and one for little work.
+/// Threads of a large read if nobody says how many: twice the cores, since those that wait for a disk need none.
+pub fn default_read_workers() -> usize {
+    (2 * cores()).min(WORKERS_MAX)
+}
+
+/// Threads for a read: as many as somebody says, or by default; not more than there are tasks, nor than the memory allows, and one for
+/// little work.
 pub(crate) fn workers_for(asked: Option<usize>, tasks: usize, bytes: u64, each: u64, budget: u64) -> usize {
-    let by_itself = || if bytes < SMALL_BYTES { 1 } else { (2 * cores()).min(WORKERS_MAX) };
+    let by_itself = || if bytes < SMALL_BYTES { 1 } else { default_read_workers() };
     let wished = asked.unwrap_or_else(by_itself);
     let fitting = usize::try_from(budget / each.max(1)).unwrap_or(usize::MAX);
     wished.min(tasks).min(fitting).max(1)
@@ -95,7 +100,8 @@ mod tests {
         assert_eq!(workers_for(Some(64), 100, 1 << 30, 1 << 20, 5 << 20), 5);
         assert_eq!(workers_for(Some(64), 100, 1 << 30, 1 << 20, 0), 1);
         assert_eq!(workers_for(None, 100, 1 << 10, 1 << 20, 1 << 40), 1);
-        assert_eq!(workers_for(None, 100, 1 << 30, 1 << 20, 1 << 40), (2 * cores()).min(WORKERS_MAX));
+        assert_eq!(workers_for(None, 100, 1 << 30, 1 << 20, 1 << 40), default_read_workers());
+        assert!((1..=WORKERS_MAX).contains(&default_read_workers()));
     }
 
     #[test]

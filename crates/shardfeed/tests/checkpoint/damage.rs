@@ -1,8 +1,11 @@
 //! `verify_checkpoint` finds every kind of damage, and says where it is.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use shardfeed::checkpoint::{Checkpoint, Dtype, OpenOptions, Problem, ProblemKind, verify_checkpoint};
+use shardfeed::checkpoint::{
+    Checkpoint, Dtype, OpenOptions, Problem, ProblemKind, TellProgress, verify_checkpoint,
+};
 
 use crate::support::{copy_of, fixture_names, fixtures, scratch, some_bytes};
 use crate::writer::{Item, Writer};
@@ -208,6 +211,24 @@ fn files_of_an_unfinished_save_are_found_in_folders_too() {
 }
 
 #[test]
+fn parts_that_torch_made_whole_tensors_of_are_no_orphans() {
+    let directory = copy_of("f13_hf_full");
+    std::fs::create_dir(directory.path().join("sharded")).unwrap();
+    let part = "sharded/shard-00001-model-00001-of-00001.safetensors";
+    std::fs::write(directory.path().join(part), b"theirs").unwrap();
+    assert_eq!(problems(directory.path()), []);
+    // Under other names, and beside what torch saved in its own format, they are.
+    std::fs::write(directory.path().join("sharded/model.safetensors"), b"left").unwrap();
+    let problem = only(problems(directory.path()));
+    assert_eq!(about(&problem, &[]), ("model.safetensors", "", 0, ProblemKind::OrphanFile));
+    let directory = scratch();
+    good().write(directory.path());
+    std::fs::create_dir(directory.path().join("sharded")).unwrap();
+    std::fs::write(directory.path().join("sharded/shard-1.distcp"), b"left").unwrap();
+    assert_eq!(only(problems(directory.path())).kind, ProblemKind::OrphanFile);
+}
+
+#[test]
 fn ranks_that_saved_other_things_under_one_name_are_found() {
     let directory = scratch();
     for (rank, shape) in [(0, 6), (1, 4)] {
@@ -283,13 +304,19 @@ fn what_metadata_say_wrongly_is_found_with_the_byte() {
     let mut writer = good();
     writer.tensors[1].dtype = crate::writer::Value::Global("torch", "float33");
     let problem = only(problems_of(&writer));
-    about(&problem, &["byte ", "model.bias: its dtype torch.float33 is not known here"]);
+    about(
+        &problem,
+        &["byte ", "model.bias: its dtype torch.float33 is not known here; a newer torch wrote it"],
+    );
     let metadata = writer.metadata().pickled(writer.protocol);
     let byte = problem.reason.strip_prefix("byte ").and_then(|rest| rest.split(':').next());
     let byte: usize = byte.unwrap().parse().unwrap();
     // That is where the description is made: after its name, before the dtype.
     let place = |text: &[u8]| metadata.windows(text.len()).position(|window| window == text).unwrap();
     assert!((place(b"model.bias")..place(b"float33")).contains(&byte), "byte {byte}");
+    writer.tensors[1].dtype = crate::writer::Value::Global("torch", "quint8");
+    let problem = only(problems_of(&writer));
+    about(&problem, &["model.bias: it is quantized (torch.quint8); only torch makes sense of that"]);
 }
 
 #[test]
@@ -395,6 +422,87 @@ fn damage_of_a_compressed_item_is_found() {
             assert_eq!(read.bytes, some_bytes(40, 4), "byte {at}");
         }
     }
+}
+
+#[test]
+fn a_compressed_object_of_many_records_is_whole_and_damage_of_each_is_found() {
+    let records: Vec<(String, Vec<u8>)> =
+        (0..40).map(|number| (format!("data/{number}"), some_bytes(16 << 10, number))).collect();
+    let records: Vec<(&str, Vec<u8>)> =
+        records.iter().map(|(name, content)| (name.as_str(), content.clone())).collect();
+    let placed = crate::writer::archive(&records, true);
+    let packed = |bytes: &[u8]| {
+        let mut writer = Writer::new();
+        writer.object(FIRST, "opt", &zstd::encode_all(bytes, 1).unwrap());
+        writer.objects[0].1.transforms = vec!["stream.zstd/1".to_owned()];
+        writer
+    };
+    assert_eq!(problems_of(&packed(&placed.bytes)), []);
+    for name in ["data/0", "data/17", "data/39"] {
+        let mut bytes = placed.bytes.clone();
+        bytes[placed.records[name].start + 5] ^= 1;
+        let problem = only(problems_of(&packed(&bytes)));
+        let words = [&format!("archive/{name}: its bytes have the checksum")[..]];
+        assert_eq!(about(&problem, &words), (FIRST, "opt", 0, ProblemKind::Checksum));
+    }
+}
+
+#[test]
+fn bytes_that_belong_to_nothing_are_found() {
+    // After the tensor that is last in a file.
+    let mut writer = good();
+    let end = writer.files[FIRST].len();
+    writer.files.get_mut(FIRST).unwrap().extend_from_slice(b"more");
+    let problem = only(problems_of(&writer));
+    let words = [&format!("bytes {end} to {} belong to nothing", end + 4)[..]];
+    assert_eq!(about(&problem, &words), (FIRST, "", end as u64, ProblemKind::Unclaimed));
+    // Of what is compressed torch may write some bytes more than it notes, and of objects beside safetensors.
+    let mut writer = good();
+    writer.files.get_mut(SECOND).unwrap().extend_from_slice(b"more");
+    assert_eq!(problems_of(&writer), []);
+    let mut writer = good();
+    writer.object(FIRST, "last", &Item::row_major(Dtype::Int64, &[], &[7; 8]).bytes());
+    writer.files.get_mut(FIRST).unwrap().extend_from_slice(b"more");
+    assert_eq!(problems_of(&writer), []);
+    // After the last tensor of a safetensors file, between two and before the first.
+    let name = "model.safetensors";
+    let file = |places: [(u64, u64); 2], bytes: usize| {
+        let entry = |(start, end): (u64, u64)| {
+            format!("{{\"dtype\":\"U8\",\"shape\":[{}],\"data_offsets\":[{start},{end}]}}", end - start)
+        };
+        let json = format!("{{\"a\":{},\"b\":{}}}", entry(places[0]), entry(places[1]));
+        let directory = scratch();
+        let content = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &vec![7; bytes]].concat();
+        std::fs::write(directory.path().join(name), content).unwrap();
+        (8 + json.len() as u64, directory)
+    };
+    let (_, whole) = file([(3, 5), (0, 3)], 5);
+    assert_eq!(problems(whole.path()), []);
+    for (places, bytes, from) in
+        [([(0, 2), (2, 5)], 6, 5), ([(0, 2), (3, 5)], 5, 2), ([(1, 2), (2, 5)], 5, 0)]
+    {
+        let (header, directory) = file(places, bytes);
+        let problem = only(problems(directory.path()));
+        let words = [&format!("bytes {} to {} belong to nothing", header + from, header + from + 1)[..]];
+        assert_eq!(about(&problem, &words), (name, "", header + from, ProblemKind::Unclaimed));
+    }
+}
+
+#[test]
+fn a_file_that_is_written_to_while_it_is_looked_at_is_found() {
+    let directory = scratch();
+    // Far more than threads: when the first was looked at, others are still to come.
+    let tensor =
+        |at: usize| format!(r#""t{at}":{{"dtype":"U8","shape":[1],"data_offsets":[{at},{}]}}"#, at + 1);
+    let json = format!("{{{}}}", (0..1000).map(tensor).collect::<Vec<_>>().join(","));
+    let path = directory.path().join("model.safetensors");
+    let header = (json.len() as u64).to_le_bytes();
+    std::fs::write(&path, [&header[..], json.as_bytes(), &[0; 1000]].concat()).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let tell: TellProgress = Arc::new(move |_| file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap());
+    let report = verify_checkpoint(directory.path(), &OpenOptions::default(), Some(&tell)).unwrap();
+    let problem = report.problems.first().expect("it is found");
+    about(problem, &["it changed after the checkpoint was opened"]);
 }
 
 #[test]
@@ -538,6 +646,41 @@ fn an_index_that_names_what_its_file_has_not_is_found() {
 }
 
 #[test]
+fn of_two_files_with_one_name_the_index_says_which_counts_and_without_it_nobody() {
+    let directory = scratch();
+    let write = |file: &str, tensors: &[(&str, &[u8])]| {
+        let (mut entries, mut data) = (Vec::new(), Vec::new());
+        for (name, bytes) in tensors {
+            let (start, len) = (data.len(), bytes.len());
+            entries.push(format!(
+                "\"{name}\":{{\"dtype\":\"U8\",\"shape\":[{len}],\"data_offsets\":[{start},{}]}}",
+                start + len
+            ));
+            data.extend_from_slice(bytes);
+        }
+        let json = format!("{{{}}}", entries.join(","));
+        let content = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &data].concat();
+        std::fs::write(directory.path().join(file), content).unwrap();
+    };
+    let index = directory.path().join("model.safetensors.index.json");
+    for other in [&[4, 5, 6][..], &[4, 5]] {
+        write("a.safetensors", &[("w", &[1, 2, 3])]);
+        write("b.safetensors", &[("v", &[9]), ("w", other)]);
+        for (file, expected) in [("a", &[1, 2, 3][..]), ("b", other)] {
+            let map = format!("{{\"w\":\"{file}.safetensors\",\"v\":\"b.safetensors\"}}");
+            std::fs::write(&index, format!("{{\"weight_map\":{map}}}")).unwrap();
+            // Both files are named by the index, but for one that it does not need.
+            let checkpoint = Checkpoint::open(directory.path()).unwrap();
+            assert_eq!(checkpoint.read("w").unwrap().bytes, expected);
+            assert_eq!(checkpoint.read("v").unwrap().bytes, [9]);
+        }
+        std::fs::remove_file(&index).unwrap();
+        let error = Checkpoint::open(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("b.safetensors: w: it is in a.safetensors, too"), "{error}");
+    }
+}
+
+#[test]
 fn a_missing_file_of_a_series_without_an_index_is_found() {
     let directory = copy_of("f13_hf_full");
     std::fs::remove_file(directory.path().join("model.safetensors.index.json")).unwrap();
@@ -567,4 +710,84 @@ fn more_elements_than_bytes_can_hold_are_found_before_room_is_made_for_them() {
         writer.write(directory.path());
         assert!(Checkpoint::open(directory.path()).unwrap_err().to_string().contains("cannot be stored in"));
     }
+}
+
+#[test]
+fn what_else_is_wrong_is_listed_beside_a_missing_safetensors_file() {
+    let directory = copy_of("f13_hf_full");
+    let path = |name: &str| directory.path().join(name);
+    let own = "model-00001-of-00001.safetensors";
+    // Another file, which the index names and nobody has; and more bytes at the end of the one that is there.
+    let index = std::fs::read_to_string(path("model.safetensors.index.json")).unwrap();
+    let index = index.replace("\"weight_map\": {", "\"weight_map\": {\"lost\": \"lost.safetensors\",");
+    std::fs::write(path("model.safetensors.index.json"), index).unwrap();
+    let mut bytes = std::fs::read(path(own)).unwrap();
+    let len = bytes.len() as u64;
+    bytes.extend_from_slice(b"more");
+    std::fs::write(path(own), bytes).unwrap();
+    std::fs::write(path("left.safetensors"), b"left").unwrap();
+    let found = problems(directory.path());
+    let found: Vec<_> = found.iter().map(|problem| about(problem, &[])).collect();
+    let expected = [
+        ("left.safetensors", "", 0, ProblemKind::OrphanFile),
+        ("lost.safetensors", "", 0, ProblemKind::MissingFile),
+        (own, "", len, ProblemKind::Unclaimed),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn what_else_is_wrong_is_listed_beside_metadata_of_a_rank_that_cannot_be_read() {
+    let directory = copy_of("f33_no_collectives_2r");
+    let (metadata, first) = (directory.path().join("__1.metadata"), directory.path().join(FIRST));
+    let options = OpenOptions { rank: Some(0), ..OpenOptions::default() };
+    let a = Checkpoint::open_with(directory.path(), &options).unwrap().read("a").unwrap().bytes;
+    let mut bytes = std::fs::read(&first).unwrap();
+    let at = bytes.windows(a.len()).position(|window| window == a).unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(&first, bytes).unwrap();
+    std::fs::write(&metadata, b"nothing").unwrap();
+    let found = problems(directory.path());
+    let found: Vec<_> = found.iter().map(|problem| (problem.path.clone(), problem.kind)).collect();
+    // The second rank's file is that rank's, whatever its metadata say.
+    assert_eq!(found, [(first, ProblemKind::Checksum), (metadata.clone(), ProblemKind::Metadata)]);
+    let error = Checkpoint::open(directory.path()).unwrap_err().to_string();
+    assert!(error.contains(metadata.to_str().unwrap()), "{error}");
+}
+
+#[test]
+fn one_rank_of_several_that_saved_by_themselves_is_whole_by_itself() {
+    let directory = scratch();
+    let rows = |seed| Item::row_major(Dtype::Float32, &[2, 6], &some_bytes(48, seed));
+    for (rank, file) in (0..2).zip([FIRST, SECOND]) {
+        let mut writer = Writer::new();
+        writer.tensor("model.weight", Dtype::Float32, &[4, 6]).chunk(file, &[2 * rank, 0], &rows(rank));
+        writer.write(directory.path());
+        std::fs::rename(
+            directory.path().join(".metadata"),
+            directory.path().join(format!("__{rank}.metadata")),
+        )
+        .unwrap();
+    }
+    for rank in [None, Some(0), Some(1)] {
+        let options = OpenOptions { rank, ..OpenOptions::default() };
+        let report = verify_checkpoint(directory.path(), &options, None).unwrap();
+        assert_eq!(report.problems, [], "{rank:?}");
+    }
+    // Together they are not if one has lost its part.
+    std::fs::remove_file(directory.path().join("__1.metadata")).unwrap();
+    std::fs::remove_file(directory.path().join(SECOND)).unwrap();
+    let problem = only(problems(directory.path()));
+    assert_eq!(about(&problem, &["12 of its 24"]).3, ProblemKind::Uncovered);
+}
+
+#[test]
+fn a_damaged_item_is_not_counted_among_those_without_checksums() {
+    let mut writer = good();
+    let place = Item::row_major(Dtype::Int64, &[], &[0; 8]).placed().records["data/0"].start;
+    writer.files.get_mut(FIRST).unwrap()[place] ^= 0x40;
+    let directory = scratch();
+    writer.write(directory.path());
+    let report = verify_checkpoint(directory.path(), &OpenOptions::default(), None).unwrap();
+    assert_eq!((report.problems.len(), report.items_with_checksums, report.items_without), (1, 4, 0));
 }

@@ -221,6 +221,25 @@ fn memory_for_more_than_a_machine_has_is_an_error() {
     said(checkpoint.read_object("o").unwrap_err());
     said(checkpoint.read("b").unwrap_err());
     said(checkpoint.with_options(one_after_another()).read("b").unwrap_err());
+    // Two bytes that are far apart, and blocks as large as anybody likes: they would be read with everything between them.
+    let sparse = scratch();
+    let (rows, row) = (2_u64, 1_u64 << 42);
+    let json = format!(
+        "{{\"b\":{{\"dtype\":\"U8\",\"shape\":[{rows},{row}],\"data_offsets\":[0,{}]}}}}",
+        rows * row
+    );
+    let path = sparse.path().join(FILE.replace("distcp", "safetensors"));
+    fs::write(&path, [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat()).unwrap();
+    let len = 8 + json.len() as u64 + rows * row;
+    fs::File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    let limits = RunLimits { block: u64::MAX, gap: u64::MAX, direct: u64::MAX };
+    let greedy = ReadOptions { memory_budget: Some(u64::MAX), limits, ..ReadOptions::default() };
+    let opened = Checkpoint::open(sparse.path()).unwrap().with_options(greedy);
+    let error = opened.read_slice("b", &[0..2, 0..1]).unwrap_err().to_string();
+    assert!(
+        error.contains("b at byte") && error.contains("more than this machine has memory for"),
+        "{error}"
+    );
     // Whoever only looks through it needs no memory for it.
     let report = verify_checkpoint(directory.path(), &OpenOptions::default(), None).unwrap();
     let found = |problem: &Problem| problem.item == "b" && problem.reason.contains("cannot decompress it");
@@ -394,6 +413,33 @@ fn what_decompresses_to_far_too_much_is_refused() {
             "{error}"
         );
     }
+}
+
+/// Twenty thousand streams in each other would take gigabytes, and more stack than there is.
+#[test]
+fn thousands_of_transforms_over_each_other_are_refused() {
+    let mut writer = Writer::new();
+    writer.tensor("a", Dtype::Float32, &[3, 5]).packed_chunk(FILE, &[0, 0], &item(1));
+    let stacked = vec!["stream.zstd/1".to_owned(); 20_000];
+    writer.place(0, 0).transforms.clone_from(&stacked);
+    writer.object(FILE, "b", &zstd::encode_all(&b"some object"[..], 1).unwrap());
+    writer.objects[0].1.transforms = stacked;
+    let directory = written(&writer);
+    let path = directory.path().join(FILE);
+    let said = |name: &str, offset: i64| {
+        format!("{}: {name} at byte {offset}: it was changed by 20000 transforms", path.display())
+    };
+    let (first, second) = (said("a", 0), said("b", writer.objects[0].1.offset));
+    for options in [one_after_another(), on_threads(2)] {
+        let error = read_all(directory.path(), options).unwrap_err().to_string();
+        assert!(error.contains(&first), "{error}");
+    }
+    let checkpoint = Checkpoint::open(directory.path()).unwrap();
+    let error = checkpoint.read_object("b").unwrap_err().to_string();
+    assert!(error.contains(&second), "{error}");
+    let report = verify_checkpoint(directory.path(), &OpenOptions::default(), None).unwrap();
+    let names: Vec<&str> = report.problems.iter().map(|problem| problem.item.as_str()).collect();
+    assert_eq!(names, ["a", "b"], "{:?}", report.problems);
 }
 
 #[test]

@@ -2,8 +2,15 @@ use std::borrow::Cow;
 
 use super::{Global, Id, Node, Object, Pickle, PickleError};
 
-/// Values that one pickle may hold, so that a small file cannot become much memory.
-const NODES_MAX: usize = 1 << 27;
+/// Values that any pickle may hold.
+const VALUES_FREE: usize = 1 << 20;
+
+/// Bytes that a pickle must have written for each value above those. A value takes some forty of memory, and a byte can be one: in the
+/// metadata of checkpoints each takes nearly five.
+const VALUE_BYTES_MIN: usize = 2;
+
+/// Marks that may be open at a time.
+const MARKS_MAX: usize = 1 << 20;
 
 /// Does the operations of a pickle, one after another.
 pub(super) struct Machine<'a> {
@@ -49,6 +56,9 @@ impl<'a> Machine<'a> {
             // Frames say how much may be read at once.
             0x95 => self.take(8).map(drop),
             b'(' => {
+                if self.marks.len() >= MARKS_MAX {
+                    return Err(self.error(format!("more than {MARKS_MAX} values in each other")));
+                }
                 self.marks.push(self.stack.len());
                 Ok(())
             }
@@ -232,8 +242,8 @@ impl<'a> Machine<'a> {
                 .push(id.ok_or_else(|| self.error(format!("nothing is remembered as number {index}")))?);
             return Ok(());
         }
-        // Whoever remembers something has written at least a byte for it.
-        if index > self.bytes.len() {
+        // Writers number what they remember, from 0 or from 1 on, and remember each value once.
+        if index > self.nodes.len() {
             return Err(
                 self.error(format!("number {index} to remember something by is more than there can be"))
             );
@@ -312,8 +322,13 @@ impl<'a> Machine<'a> {
     }
 
     fn push(&mut self, node: Node<'a>) -> Step {
-        if self.nodes.len() >= NODES_MAX {
-            return Err(self.error(format!("more than {NODES_MAX} values")));
+        if self.nodes.len() >= VALUES_FREE + self.at / VALUE_BYTES_MIN || self.nodes.len() >= Id::MAX as usize
+        {
+            return Err(self.error(format!(
+                "{} values in {} bytes are more than metadata have; it means harm",
+                self.nodes.len(),
+                self.at
+            )));
         }
         self.stack.push(self.nodes.len() as Id);
         self.nodes.push(node);
