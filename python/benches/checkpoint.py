@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     parser.add_argument("--gib", type=float, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--workers", type=int, help="threads of the Reader; it chooses by itself if this is left out")
     arguments = parser.parse_args()
     device = arguments.device
     with tempfile.TemporaryDirectory() as scratch:
@@ -96,7 +96,7 @@ def main() -> None:
             return lambda: dcp.load(state, storage_reader=reader(), no_dist=True)
 
         ways = {
-            "plain parallel reads": plain_reads(directory, arguments.workers),
+            "plain parallel reads": plain_reads(directory, arguments.workers or os.cpu_count() or 1),
             "torch's FileSystemReader": load(lambda: dcp.FileSystemReader(directory)),
             "shardfeed's Reader": load(lambda: Reader(directory, num_workers=arguments.workers)),
         }

@@ -139,7 +139,7 @@ def write_data(directory: Path) -> None:
     directory.mkdir(parents=True)
     for file in range(4):
         documents = []
-        for _ in range(200):
+        for _ in range(100):
             document = [dice.randrange(2, VOCABULARY)]
             while dice.random() > 0.01:
                 document.append(dice.choice(follows[document[-1]]))
@@ -208,7 +208,8 @@ def compare(directory: Path, steps: int, kill_at: int) -> None:
     apart = max(abs(broken[step]["loss"] / whole[step]["loss"] - 1) for step in whole)
     assert apart < 1e-9, f"losses differ by {apart:.1e}"
     assert whole[steps - 1]["loss"] < 0.7 * whole[0]["loss"], "it has learnt something"
-    print(f"{steps} steps: the same tokens in each, losses equal to {apart:.1e}; see {plot(directory, whole, broken, kill_at)}")
+    epochs = steps / len(TokenLoader(directory / "data", seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, eos_id=1, rank=0, world_size=1))
+    print(f"{steps} steps, {epochs:.2f} epochs: the same tokens in each, losses equal to {apart:.1e}; see {plot(directory, whole, broken, kill_at)}")
 
 
 def main() -> None:

@@ -15,6 +15,8 @@ __all__ = [
     "PickledGlobal",
     "ShardfeedError",
     "__version__",
+    "checkpoint_object_bytes_max",
+    "checkpoint_read_workers",
     "checkpoint_workers",
     "checkpoint_workers_within_memory",
     "describe_checkpoint",
@@ -23,7 +25,9 @@ __all__ = [
     "read_pickle",
 ]
 
-class ShardfeedError(Exception): ...
+class ShardfeedError(Exception):
+    # Files, items and offsets, if all that is wrong is that these items hold another type or shape than the metadata say; not there otherwise.
+    other_than_described: tuple[tuple[str, str, int], ...]
 
 @final
 class Numbers:
@@ -101,5 +105,7 @@ def read_checkpoint(
     memory_budget: int | None = None,
     follow_links: bool = False,
 ) -> CheckpointRead: ...
+def checkpoint_object_bytes_max(stored: int) -> int: ...
+def checkpoint_read_workers() -> int: ...
 def checkpoint_workers(files: int, max_workers: int | None = None) -> int: ...
 def checkpoint_workers_within_memory(file_bytes: int, max_workers: int | None = None) -> int: ...

@@ -2,8 +2,11 @@
 
 import json
 import os
+import sys
+import threading
 import time
 import zlib
+from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -13,8 +16,8 @@ import torch
 WORKERS_MAX = 256
 #: Loops that are remembered: one may still be starting while others begin.
 LOOPS_KEPT = 64
-#: Generations whose loops are remembered: workers may still be starting when the next one is told.
-GENERATIONS_KEPT = 4
+#: Generations whose loops are remembered: workers may still be starting when the next ones are told.
+GENERATIONS_KEPT = 16
 #: A state is under 1 KiB.
 STATE_BYTES_MAX = 4096
 #: Writing takes microseconds: who waits this long waits for a process that died while it wrote.
@@ -33,10 +36,11 @@ class Loops:
 
     The process that has the DataLoader, its owner, writes where the next loop begins: each time is a new generation. Workers only write
     which epoch the loop is that they are in, each into a row of its own, a number at a time, so that nobody ever waits. Workers of one loop
-    were given one seed by the DataLoader: they know each other by it.
+    hand their batches over through one queue: they know each other by it, and by how many loops they have done with it.
 
     Each process knows the generation that it stands in, which is that of its parent when it was made: what is told while workers start
-    does not reach some of them and not others.
+    does not reach some of them and not others. Those that persist ask for news before they acknowledge another loop, and until all of them
+    have, nobody has the loop's iterator. Where a thread tells something in between, so that they differ, `join` says so.
 
     A copy is another data set, with memory of its own, that goes on after the same epoch: `last` of it was.
     """
@@ -93,21 +97,15 @@ class Loops:
         """The last epoch that workers began."""
         return _last_epoch(self._table())
 
-    def join(self, worker: int, seed: int, epoch: int | None, *, first: int = 0) -> int:
+    def join(self, worker: int, loop: object, epoch: int | None, *, first: int = 0) -> int:
         """The epoch of the loop that a worker begins: `epoch` if the worker knows, else that of the others in the loop, else the one
-        after the last, else `first`.
+        after the last, else `first`. `loop`: what all workers of the loop call it, and those of no other.
         """
         if worker >= WORKERS_MAX:
             raise ValueError(f"worker {worker}: a TokenDataset has at most {WORKERS_MAX} of them")
         # Looked at once: between two looks another worker of this loop may have written, and would be taken for a loop before this one.
         entries = self._table().clone()
-        # A worker begins each loop once. Meeting the seed again is another loop: of workers that persist, or of a seed that was set again.
-        mine = entries[worker].tolist()
-        name = _name(seed, 0)
-        begun = 0
-        while any(entry >> _NAME_BITS == name for entry in mine):
-            begun += 1
-            name = _name(seed, begun)
+        name = _name(loop)
         if epoch is None:
             same, last = entries[entries // 2**_NAME_BITS == name], _last_epoch(entries)
             if len(same):
@@ -116,9 +114,31 @@ class Loops:
                 epoch = first if last is None else last + 1
         if epoch >= _EPOCH_MAX:
             raise ValueError(f"epoch {epoch} is too far")
+        mine = entries[worker].tolist()
         oldest = min(range(LOOPS_KEPT), key=lambda at: mine[at] % 2**_NAME_BITS)
         self._table()[worker, oldest] = name << _NAME_BITS | epoch + 1
+        # After that is written: of two workers that differ, at least the second finds the first.
+        self._refuse_two_generations(name)
         return epoch
+
+    def _refuse_two_generations(self, name: int) -> None:
+        """Workers of one loop that began at different places would hand out some steps twice, and others never."""
+        mine = self.generation % GENERATIONS_KEPT
+        # One by one: all of them are so much that torch would have several threads look, for which a child that was forked may wait for ever.
+        others = (self._entries[other] for other in range(GENERATIONS_KEPT) if other != mine)
+        is_elsewhere = any(bool((other // 2**_NAME_BITS == name).any()) for other in others)
+        # That of a generation that is being written is taken over, too.
+        newest = (int(self._head()[0]) + 1) // 2
+        if newest - self.generation >= GENERATIONS_KEPT:
+            raise RuntimeError(
+                f"while workers of a DataLoader were starting, the data set was told {newest - self.generation} times where to begin; tell "
+                "it before iter(DataLoader), or once the loop has begun"
+            )
+        if is_elsewhere:
+            raise RuntimeError(
+                "the data set was told where to begin, by another thread, while a loop over a DataLoader was beginning: some workers heard of "
+                "it and others did not; tell it before iter(DataLoader), or after"
+            )
 
     def _head(self) -> torch.Tensor:
         return self._told[:_HEAD_BYTES].view(torch.int64)
@@ -131,6 +151,40 @@ class Loops:
         if get_spawning_popen() is None:
             return Loops, (self.last_epoch(),)
         return _shared, (self._entries, self._told, self.owner, self.generation)
+
+
+def queue_of_workers() -> Any:
+    """In a worker of a DataLoader: the queue that its batches go to. All workers of a DataLoader's iterator share one, whatever the seed
+    and whichever way they were made.
+    """
+    # Of the main thread, not of the caller: a data set that wraps ours may read it in a thread.
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == "_worker_loop" and "data_queue" in frame.f_locals:
+            return frame.f_locals["data_queue"]
+        frame = frame.f_back
+    raise RuntimeError("a worker of no DataLoader that is known here: it cannot tell which loop it is in; use num_workers=0")
+
+
+def number_of(queue: Any) -> int:
+    """Which queue it is, by the number that the system gave its pipe, which nobody else has."""
+    return os.fstat(queue._reader.fileno()).st_ino
+
+
+def before_acknowledging(queue: Any, call: Callable[[], None]) -> None:
+    """Has a worker that persists call something before it acknowledges that another loop begins.
+
+    Torch's workers acknowledge before they ask the data set for its iterator, and `iter(DataLoader)` returns when all of them have: what is
+    told from then on must not count for that loop any more.
+    """
+    put = queue.put
+
+    def call_and_put(message: Any, *arguments: Any, **options: Any) -> None:
+        if isinstance(message, tuple) and type(message[0]).__name__ == "_ResumeIteration":
+            call()
+        put(message, *arguments, **options)
+
+    queue.put = call_and_put
 
 
 def _new_memory(size: int) -> torch.Tensor:
@@ -155,6 +209,6 @@ def _last_epoch(entries: torch.Tensor) -> int | None:
     return last - 1 if last else None
 
 
-def _name(seed: int, begun: int) -> int:
+def _name(loop: object) -> int:
     """31 bits that are not 0."""
-    return zlib.crc32(f"{seed} {begun}".encode()) & 0x7FFF_FFFF or 1
+    return zlib.crc32(str(loop).encode()) & 0x7FFF_FFFF or 1

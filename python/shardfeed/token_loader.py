@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from shardfeed import _native
 from shardfeed.arrays import MakeArray, array_maker
@@ -91,6 +91,9 @@ class TokenLoader:
     ) -> None:
         _refuse_numbers_out_of(1, 2**32, seq_len=seq_len, global_batch=global_batch)
         _refuse_numbers_out_of(0, 2**64, seed=seed)
+        _refuse_numbers_out_of(0, 2**32, rank=rank, eos_id=eos_id, pad_id=pad_id)
+        _refuse_numbers_out_of(1, 2**32, world_size=world_size, threads=threads, lanes=lanes, window=window)
+        _refuse_numbers_out_of(1, 2**64, memory_budget=memory_budget)
         rank, world_size = find_rank(rank, world_size, mesh)
         self._settings: dict[str, Any] = {
             "source": _paths(source),
@@ -158,9 +161,22 @@ class TokenLoader:
         if self._make is None:
             kind, pin_memory = self._output
             self._make = array_maker(kind, pin_memory=pin_memory)
-        made = self._native_loader().next_batch()
+        loader = self._native_loader()
+        # Memory is pinned after the batch was taken, and there may be none left.
+        before = loader.state() if self._output[1] else None
+        made = loader.next_batch()
         if made is None:
             return None
+        try:
+            return self._batch(made)
+        except Exception:
+            if before is not None:
+                # So that it is handed out again.
+                loader.load_state(before)
+            raise
+
+    def _batch(self, made: dict[str, Any]) -> Batch:
+        assert self._make is not None
         dtype, shape = self._settings["dtype"], (made["rows"], self._settings["seq_len"])
         batch = Batch()
         batch.step, batch.epoch = made["step"], made["epoch"]
@@ -170,6 +186,13 @@ class TokenLoader:
         if "cu_seqlens" in made:
             batch["cu_seqlens"] = self._make(made["cu_seqlens"], "int32", (len(made["cu_seqlens"]) // 4,), 0)
         return batch
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Torch's DataLoader takes what is no `IterableDataset` for a list, and asks for items by number."""
+        raise TypeError(
+            "batches of a TokenLoader come in their order, not by number; in a DataLoader, use shardfeed.torch.TokenDataset, with the same "
+            "arguments, and batch_size=None"
+        )
 
     def __len__(self) -> int:
         """Steps of an epoch, from its start: the same on every rank and in every epoch, those that `skip` leaves out counted too. See
@@ -205,7 +228,7 @@ class TokenLoader:
     def state_dict(self, *, after: Batch | None = None) -> dict[str, Any]:
         """Where the stream stands: plain values, under 1 KiB, the same on every rank. Counts what was handed out, not what was prepared.
 
-        With `after`, where it stands once that batch was handed out.
+        With `after`, where it stands once that batch was handed out, also if the epoch is over: after its last batch, the start of the next.
         """
         loader = self._native_loader()
         text = loader.state() if after is None else loader.state_after(after.epoch, after.step)
@@ -220,10 +243,14 @@ class TokenLoader:
         """Leaves steps `start` to `stop - 1` of this epoch out, for example after a loss spike. Call it alike on every rank; it is part of
         the state.
         """
+        _refuse_numbers_out_of(0, 2**64, start=start, stop=stop)
+        if stop <= start:
+            raise ValueError(f"stop is {stop} and start is {start}; steps from start to stop - 1 are left out, so that stop is larger")
         self._native_loader().skip(start, stop)
 
     def explain(self, step: int) -> dict[str, Any]:
         """The files, row groups, rows and tokens of a step of this epoch, of all ranks."""
+        _refuse_numbers_out_of(0, 2**64, step=step)
         return self._native_loader().explain(step)
 
     def stats(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`TokenDataset`: the token stream behind torch's DataLoader, torchdata's StatefulDataLoader, Lightning, Accelerate and the Trainer."""
 
+import contextlib
 import inspect
 import multiprocessing
 import sys
@@ -10,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shardfeed.batch import Batch
-from shardfeed.loops import Loops
+from shardfeed.loops import Loops, before_acknowledging, number_of, queue_of_workers
 from shardfeed.token_loader import TokenLoader
 
 __all__ = ["TokenDataset"]
@@ -113,6 +114,8 @@ class TokenDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         _refuse_second_shard(self.loader.world_size)
+        _refuse_second_skip(self.loader)
+        _refuse_batches_of_batches()
         # Not a generator: whoever asks for the state before the first batch asks after this.
         worker = get_worker_info()
         if worker is None:
@@ -122,7 +125,7 @@ class TokenDataset(IterableDataset[Batch]):
             return self._batches_ahead() if is_wrapped else iter(self.loader)
         _refuse_another_parent(self._loops)
         turn = self._turn_of(worker.id, worker.num_workers)
-        turn.begin(self._loops, worker.id, worker.seed - worker.id)
+        turn.begin()
         return turn.batches()
 
     def state_dict(self, *, after: Batch | None = None) -> dict[str, Any]:
@@ -160,7 +163,7 @@ class TokenDataset(IterableDataset[Batch]):
 
     def _turn_of(self, worker: int, workers: int) -> "_Turn":
         if self._turn is None:
-            self._turn = _Turn(self.loader, worker, workers)
+            self._turn = _Turn(self.loader, self._loops, worker, workers)
         return self._turn
 
     def _batches_ahead(self) -> Iterator[Batch]:
@@ -184,6 +187,7 @@ class TokenDataset(IterableDataset[Batch]):
     def __getstate__(self) -> dict[str, Any]:
         # On its way to a worker that is spawned: what called whom ends there.
         _refuse_second_shard(self.loader.world_size)
+        _refuse_second_skip(self.loader)
         self._own_loops()
         return self.__dict__.copy()
 
@@ -191,23 +195,24 @@ class TokenDataset(IterableDataset[Batch]):
 class _Turn:
     """One worker's part: it hands out one step of every `of`, the first of them `turn` steps after where everybody begins."""
 
-    def __init__(self, loader: TokenLoader, turn: int, of: int) -> None:
-        self.loader, self.turn, self.of = loader, turn, of
+    def __init__(self, loader: TokenLoader, loops: Loops, turn: int, of: int) -> None:
+        self.loader, self.loops, self.turn, self.of = loader, loops, turn, of
         loader._take_turns(turn, of)
         # Where the first loop begins, in which epoch, and whether that is this worker's place already.
         self.base, self.epoch, self.is_placed = loader.state_dict(), loader.epoch, False
         # Whether `base` was loaded into this worker alone.
         self.is_resumed = False
-        self.is_new = True
+        # Loops that this worker has entered, begun, and acknowledged after the first: as many as the others of its DataLoader.
+        self.entered, self.begun, self.acknowledged = 0, 0, 0
+        self.queue: Any = None
 
-    def begin(self, loops: Loops, worker: int, seed: int) -> None:
-        # The first loop is that for which the worker was made, whatever was told since: other workers may not have heard of it.
-        told, self.is_new = None if self.is_new else loops.news(), False
-        if self.is_resumed:
-            loops.join(worker, seed, self.epoch)
-        else:
-            self.base, self.is_placed = told or self.base, False
-            self.epoch = loops.join(worker, seed, None, first=self.base["epoch"])
+    def begin(self) -> None:
+        if self.queue is None:
+            self.queue = queue_of_workers()
+            before_acknowledging(self.queue, self._acknowledge)
+        if self.entered == self.begun:
+            self._enter()
+        self.begun += 1
         self.loader.load_state_dict(self.base)
         if not self.is_resumed:
             # Where everybody begins, if it is the epoch in which that lies; else the start of another.
@@ -215,6 +220,28 @@ class _Turn:
         if not self.is_placed:
             self.loader._native_loader().pass_over(self.turn)
         self.is_placed, self.is_resumed = True, False
+
+    def _acknowledge(self) -> None:
+        """Another loop begins: torchdata's workers have begun it when they acknowledge it, torch's have not."""
+        self.acknowledged += 1
+        if self.entered == self.begun == self.acknowledged:
+            # What goes wrong here would end the worker without a word; it goes wrong once more where it can be told.
+            with contextlib.suppress(Exception):
+                self._enter()
+
+    def _enter(self) -> None:
+        """Finds out where the loop begins, on which the workers agree."""
+        # The first loop is that for which the worker was made, whatever was told since: other workers may not have heard of it.
+        told = None if self.entered == 0 else self.loops.news()
+        if told is not None and not self.is_resumed:
+            self.base = told
+        loop = (number_of(self.queue), self.entered)
+        if self.is_resumed:
+            self.loops.join(self.turn, loop, self.epoch)
+        else:
+            self.is_placed = False
+            self.epoch = self.loops.join(self.turn, loop, None, first=self.base["epoch"])
+        self.entered += 1
 
     def batches(self) -> Iterator[Batch]:
         yield from self.loader
@@ -265,6 +292,29 @@ def _refuse_second_shard(world_size: int) -> None:
                 f"{name} divides among ranks what is divided already (world size {world_size}): {SECOND_SHARDS[name]}. Leave the data "
                 "loader out of accelerator.prepare(); with the Trainer, override get_train_dataloader and return it as it is"
             )
+
+
+def _refuse_batches_of_batches() -> None:
+    """Tensors would have one dimension more, and `step` and `valid_labels` be those of the first batch."""
+    # The nearest caller alone: a data set that wraps ours may make samples of our batches.
+    caller = next(_callers(), None)
+    if caller is not None and caller.f_code.co_qualname == "_IterableDatasetFetcher.__init__" and caller.f_locals.get("auto_collation"):
+        raise ValueError("the DataLoader would make batches of batches; give it batch_size=None, and the number of sequences as global_batch")
+
+
+def _refuse_second_skip(loader: TokenLoader) -> None:
+    """A loader that stands where training goes on, and a wrapper that leaves out what was trained on once more."""
+    skips, is_trainer = 0, False
+    for frame in _callers():
+        if frame.f_code.co_qualname.split(".")[0] in ("SkipDataLoader", *LOOPS_AHEAD):
+            skips = max(skips, getattr(frame.f_locals.get("self"), "skip_batches", 0))
+        is_trainer = is_trainer or frame.f_globals.get("__name__") == "transformers.trainer"
+    # The Trainer skips within an epoch only, and counts on others for the epoch.
+    if skips and (is_trainer or loader.state_dict()["position"]):
+        raise RuntimeError(
+            f"the first {skips} batches would be left out once more, or those of another epoch: call load_state_dict with the state that was "
+            "saved with the model, which goes to where training goes on, and let nobody skip; the Trainer is told so with ignore_data_skip=True"
+        )
 
 
 def _refuse_another_parent(loops: Loops) -> None:

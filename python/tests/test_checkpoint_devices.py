@@ -75,6 +75,14 @@ def test_slabs_divide_a_part() -> None:
         assert torch.equal(target, torch.ones_like(target)), "each element is in one piece"
 
 
+def test_reads_divide_the_threads() -> None:
+    for workers in range(1, 70):
+        for reads_max in range(1, 9):
+            shares = _devices.shares_of(workers, reads_max)
+            assert (len(shares), sum(shares)) == (min(workers, reads_max), workers)
+            assert max(shares) - min(shares) <= 1
+
+
 @pytest.mark.parametrize(("buffer_bytes", "buffers"), [(64, 1), (300, 2), (4096, 3), (1 << 20, 6)])
 def test_what_comes_through_the_ring_is_what_torch_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, buffers: int
@@ -111,9 +119,11 @@ def test_what_comes_through_the_ring_is_what_torch_reads(
     [
         ({"use_parallel": False}, None, 1, 1),
         ({"num_workers": 1}, None, 1, 1),
-        ({"num_workers": 6}, None, 2, 3),
-        ({"use_parallel": False}, 4, 2, 2),
-        ({"num_workers": 8}, 2, 2, 1),
+        ({"num_workers": 6}, None, 4, 6),
+        ({"num_workers": 16}, None, 4, 16),
+        ({"use_parallel": False}, 4, 4, 4),
+        ({"num_workers": 8}, 2, 2, 2),
+        ({"num_workers": 8, "memory_budget": 8192}, None, 2, 8),
     ],
     ids=str,
 )
@@ -125,19 +135,18 @@ def test_no_more_threads_read_than_were_asked_for(
     monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
     monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
     monkeypatch.setattr(_reader, "BUFFER_BYTES", 4096)
-    under_way, most, asked = 0, 0, set[int]()
+    under_way, most, most_threads = list[int](), 0, 0
     start_with, wait = NativeSource.start_with, NativePending.wait
 
     def noting_start(self: NativeSource, fetches: Sequence[Any], num_workers: int) -> NativePending:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        asked.add(num_workers)
+        nonlocal most, most_threads
+        under_way.append(num_workers)
+        most, most_threads = max(most, len(under_way)), max(most_threads, sum(under_way))
         return start_with(self, fetches, num_workers)
 
     def noting_wait(self: NativePending, progress: Any) -> list[bytes]:
-        nonlocal under_way
-        under_way -= 1
+        # The oldest of them is waited for.
+        del under_way[0]
         return wait(self, progress)
 
     monkeypatch.setattr(NativeSource, "start_with", noting_start)
@@ -152,7 +161,7 @@ def test_no_more_threads_read_than_were_asked_for(
     else:
         reader.read_data_parallel(plan, planner, parallel)
     assert torch.equal(state["a"], saved["a"])
-    assert (most, asked) == (reads, {threads})
+    assert (most, most_threads) == (reads, threads)
 
 
 @pytest.mark.parametrize("staged", ["a", "b", "c"])

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import os
+import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 from checkpoint_support import DTYPES, VERSION, RecordingPlanner, in_world, leave, load_with, same, save, some_tensor
-from shardfeed.checkpoint import Reader
+from shardfeed import ShardfeedError
+from shardfeed.checkpoint import Reader, _reader
 
 
 def test_every_dtype_comes_as_it_was_saved(tmp_path: Path) -> None:
@@ -66,6 +71,60 @@ def test_every_saved_layout_fits_every_target(tmp_path: Path, layout: str) -> No
     assert ours.reader.staged == (len(saved) if layout == "double" else 0)
 
 
+def in_every_layout() -> dict[str, torch.Tensor]:
+    """Of one shape, in each layout that can be saved."""
+    shape = (2, 3, 4, 5)
+    base = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    wave = torch.randn(shape, dtype=torch.complex64, generator=torch.Generator().manual_seed(3))
+    return {
+        "contiguous": base.clone(),
+        "transposed": torch.randn(2, 3, 5, 4).transpose(2, 3),
+        "permuted": torch.randn(5, 2, 4, 3).permute(1, 3, 2, 0),
+        "channels_last": base.to(memory_format=torch.channels_last),
+        "every_second": torch.randn(2, 3, 4, 10)[..., ::2],
+        "expanded": torch.randn(2, 1, 4, 1).expand(shape),
+        "conjugate": wave.conj(),
+        "negative": wave.conj().imag,
+    }
+
+
+def meta_made_real(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(torch.empty(like.shape, dtype=like.dtype, device="meta"), device="cpu")
+
+
+def with_gradient(like: torch.Tensor) -> torch.Tensor:
+    parameter = torch.nn.Parameter(torch.zeros(like.shape, dtype=like.dtype))
+    parameter.grad = torch.ones_like(parameter)
+    return parameter
+
+
+# For a tensor of any type and four dimensions, memory in another layout.
+IN_EVERY_LAYOUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda like: torch.zeros(like.shape, dtype=like.dtype),
+    "permuted": lambda like: torch.zeros(like.shape[::-1], dtype=like.dtype).permute(3, 2, 1, 0),
+    "channels_last": lambda like: torch.zeros(like.shape, dtype=like.dtype).to(memory_format=torch.channels_last),
+    "inner": lambda like: torch.zeros([size + 3 for size in like.shape], dtype=like.dtype)[1:-2, 2:-1, 1:-2, 3:],
+    "offset": lambda like: torch.zeros((9, *like.shape[1:]), dtype=like.dtype)[4:6],
+    "with_gradient": with_gradient,
+    "meta_made_real": meta_made_real,
+    "lazily_conjugate": lambda like: torch.zeros(like.shape, dtype=like.dtype).conj(),
+    "lazily_negative": lambda like: torch._neg_view(torch.zeros(like.shape, dtype=like.dtype)),
+}
+if torch.cuda.is_available():
+    IN_EVERY_LAYOUT["pinned"] = lambda like: torch.zeros(like.shape, dtype=like.dtype).pin_memory()
+    IN_EVERY_LAYOUT["cuda"] = lambda like: torch.zeros(like.shape, dtype=like.dtype, device="cuda")
+    IN_EVERY_LAYOUT["cuda_permuted"] = lambda like: torch.zeros(like.shape[::-1], dtype=like.dtype, device="cuda").permute(3, 2, 1, 0)
+
+
+@pytest.mark.parametrize("target", IN_EVERY_LAYOUT)
+def test_every_layout_that_can_be_saved_fits_every_one_that_can_be_loaded(tmp_path: Path, target: str) -> None:
+    saved = in_every_layout()
+    save(saved, tmp_path)
+    make = IN_EVERY_LAYOUT[target]
+    same(tmp_path, lambda: {name: make(tensor) for name, tensor in saved.items()})
+    same(tmp_path, lambda: {name: make(tensor) for name, tensor in saved.items()}, RecordingPlanner)
+
+
 def test_memory_that_is_shared_between_processes_is_filled_in_place(tmp_path: Path) -> None:
     save({"a": torch.arange(12.0)}, tmp_path)
     shared = torch.zeros(12).share_memory_()
@@ -113,6 +172,32 @@ def test_every_shape(tmp_path: Path) -> None:
     save(saved, tmp_path)
     ours = same(tmp_path, lambda: {name: torch.full_like(tensor, 7) for name, tensor in saved.items()})
     assert (ours.state["(0,)"].shape, ours.state["(3, 0, 2)"].shape) == ((0,), (3, 0, 2))
+
+
+def test_items_around_the_sizes_at_which_they_are_read_in_another_way(tmp_path: Path) -> None:
+    limits = [64, 4 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 8 << 20]
+    save({"a": torch.zeros(1000, dtype=torch.uint8)}, tmp_path / "one")
+    around = next(iter(FileSystemReader(tmp_path / "one").read_metadata().storage_data.values())).length - 1000
+    # By their elements, and by what torch makes of them.
+    sizes = {limit + more - less for limit in limits for more in (-1, 0, 1) for less in (0, around) if limit + more - less > 2}
+    saved = {str(size): (torch.arange(size) * 2654435761 >> 7).to(torch.uint8) for size in sorted(sizes)}
+    save(saved, tmp_path / "all")
+    same(tmp_path / "all", lambda: {name: torch.zeros_like(tensor) for name, tensor in saved.items()})
+
+    class Inner(DefaultLoadPlanner):
+        """All but the first and the last element."""
+
+        def create_local_plan(self) -> Any:
+            def inner(item: Any) -> Any:
+                one, less = torch.Size([1]), torch.Size([item.lengths[0] - 2])
+                return dataclasses.replace(item, storage_offsets=one, dest_offsets=one, lengths=less)
+
+            plan = super().create_local_plan()
+            return dataclasses.replace(plan, items=[inner(item) for item in plan.items])
+
+    ours = same(tmp_path / "all", lambda: {name: torch.zeros_like(tensor) for name, tensor in saved.items()}, Inner)
+    assert all(torch.equal(ours.state[name][1:-1], tensor[1:-1]) and not ours.state[name][0] for name, tensor in saved.items())
+    assert ours.reader.staged == 0
 
 
 def test_nested_structures_and_objects(tmp_path: Path) -> None:
@@ -363,3 +448,65 @@ def test_many_batches_through_little_memory(tmp_path: Path) -> None:
         memory_budget=10_000,
     )
     assert ours.reader.staged == 50
+
+
+class Halving(DefaultSavePlanner):
+    """Saves some tensors in another type than the metadata say, as planners that convert do."""
+
+    def resolve_data(self, write_item: Any) -> Any:
+        data = super().resolve_data(write_item)
+        return data.half() if write_item.index.fqn.startswith("halved") else data
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("planner", [lambda: None, RecordingPlanner], ids=["stock", "own"])
+def test_items_of_another_type_than_the_metadata_say(tmp_path: Path, dtype: torch.dtype, planner: Callable[[], Any]) -> None:
+    saved = {f"{kind}{number}": torch.randn(5, 3) for kind in ("halved", "kept") for number in range(4)}
+    dcp.save({**saved, "step": 3}, storage_writer=FileSystemWriter(tmp_path), planner=Halving())
+    same(tmp_path, lambda: {**{name: torch.zeros(5, 3, dtype=dtype) for name in saved}, "step": 0}, planner, fallbacks=None)
+    reader, state = Reader(tmp_path, use_parallel=False), {"halved0": torch.zeros(5, 3), "kept0": torch.zeros(5, 3)}
+    assert load_with(reader, state).error is None and reader.fallbacks == 1
+    assert torch.equal(state["halved0"], saved["halved0"].half().float()) and torch.equal(state["kept0"], saved["kept0"])
+
+
+def test_which_items_are_other_than_the_metadata_say_is_part_of_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = {f"halved{number}": torch.randn(5, 3) for number in range(60)}
+    dcp.save(saved, storage_writer=FileSystemWriter(tmp_path), planner=Halving())
+    once_more, errors = _reader._once_more, []
+
+    def with_more_failures_than_are_told(straight: Any, error: ShardfeedError) -> Any:
+        errors.append(error)
+        # As so many threads would meet them at once.
+        error.args = ("60 things are wrong with the checkpoint:\n" + "\n".join([str(error).splitlines()[-1]] * 50) + "\nand 10 more",)
+        return once_more(straight, error)
+
+    monkeypatch.setattr(_reader, "_once_more", with_more_failures_than_are_told)
+    reader, state = Reader(tmp_path, num_workers=1), {name: torch.zeros(5, 3) for name in saved}
+    assert load_with(reader, state).error is None and reader.fallbacks == len(saved)
+    assert all(torch.equal(state[name], saved[name].half().float()) for name in saved)
+    (error,) = errors
+    ((file, name, offset),) = error.other_than_described
+    places = {index.fqn: info for index, info in reader.read_metadata().storage_data.items()}
+    assert (file, offset) == (str(tmp_path / places[name].relative_path), places[name].offset)
+    # Also on the way between ranks.
+    assert pickle.loads(pickle.dumps(error)).other_than_described == error.other_than_described
+    os.truncate(file, 100)
+    failed = load_with(reader, state).error
+    assert failed is not None and not any(hasattr(error, "other_than_described") for error, _ in failed.failures.values())
+
+
+def test_a_shape_that_the_metadata_do_not_say_fails_as_it_does_with_torch(tmp_path: Path) -> None:
+    class Longer(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            return torch.cat([super().resolve_data(write_item)] * 2)
+
+    class Shorter(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            return super().resolve_data(write_item)[:2]
+
+    for planner in (Longer, Shorter):
+        dcp.save({"a": torch.randn(5)}, storage_writer=FileSystemWriter(tmp_path / planner.__name__), planner=planner())
+    same(tmp_path / "Longer", lambda: {"a": torch.zeros(5)}, fallbacks=1)
+    for kind in (FileSystemReader, Reader):
+        error = load_with(kind(tmp_path / "Shorter"), {"a": torch.zeros(5)}).error
+        assert "mismatch sizes" in str(error), kind

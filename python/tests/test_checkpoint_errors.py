@@ -7,7 +7,6 @@ import errno
 import io
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import textwrap
@@ -21,6 +20,8 @@ import pytest
 import shardfeed
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan
 
 from checkpoint_support import MemoryFiles, RecordingPlanner, load_with, save
 from shardfeed import ShardfeedError
@@ -279,6 +280,39 @@ def test_what_a_file_system_raises_is_told_with_the_item(tmp_path: Path, error: 
     assert_named(raised, f"memory://job/{info.relative_path}", "a", info.offset, kind, type(error))
 
 
+class NotToBePickled(Exception):
+    """As exceptions of clients are that hold a connection."""
+
+    def __init__(self, connection: object, reason: str) -> None:
+        super().__init__(reason)
+        self.connection = connection
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError("503 slow down"), OSError),
+        (PermissionError(errno.EACCES, "no"), PermissionError),
+        (KeyError("bucket"), ShardfeedError),
+        (NotToBePickled(lambda: None, "401 who are you"), ShardfeedError),
+    ],
+    ids=repr,
+)
+def test_what_a_file_system_raises_when_metadata_are_read_names_them(tmp_path: Path, error: Exception, kind: type[Exception]) -> None:
+    class Closed(MemoryFiles):
+        def create_stream(self, path: str, mode: str) -> Any:
+            raise error
+
+    reader = Reader("memory://job", fs=Closed({}))
+    with pytest.raises(kind, match="memory://job/.metadata: ") as caught:
+        reader.read_metadata()
+    assert str(error) in str(caught.value) and caught.value.__cause__ is error
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again)) == (type(caught.value), str(caught.value))
+    with pytest.raises(kind, match="memory://job/.metadata: "):
+        load({"a": torch.zeros(1)}, "memory://job", fs=Closed({}))
+
+
 @pytest.mark.parametrize("planner", [None, RecordingPlanner])
 def test_an_item_that_torch_cannot_make_sense_of_is_named(tmp_path: Path, planner: Any) -> None:
     save({"a": torch.randn(100), "object": "x" * 100}, tmp_path)
@@ -342,15 +376,17 @@ def test_unknown_transforms_are_asked_of_torch_and_then_named(tmp_path: Path) ->
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_workers is 0"):
         Reader(tmp_path, num_workers=0)
+    with pytest.raises(ValueError, match="num_workers is 0"):
+        Reader(tmp_path).read_data_parallel(LoadPlan([]), DefaultLoadPlanner(), num_workers=0)
     with pytest.raises(ValueError, match="memory_budget is 0"):
         Reader(tmp_path, memory_budget=0)
 
 
 def test_ctrl_c_ends_a_read_at_once(tmp_path: Path) -> None:
-    """A child reads from a pipe-like file that never ends in time: thousands of large items, one thread; the parent interrupts it."""
+    """A child reads 64 MiB thousands of times over, on one thread, and is interrupted at different times."""
     save({"a": torch.zeros(1 << 24)}, tmp_path)
     script = f"""
-        import sys, threading, time, torch
+        import os, signal, threading, time, torch
         from shardfeed.checkpoint import Reader
         from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
         reader = Reader({str(tmp_path)!r}, num_workers=1, verify=True)
@@ -360,45 +396,80 @@ def test_ctrl_c_ends_a_read_at_once(tmp_path: Path) -> None:
         planner.set_up_planner(state, metadata, True)
         reader.set_up_storage_reader(metadata, True)
         plan = planner.create_local_plan()
-        # Each of these is the same 64 MiB; together they take minutes.
-        plan.items.extend([plan.items[0]] * 20_000)
-        print("begin", flush=True)
-        try:
-            reader.read_data(plan, planner)
-        except KeyboardInterrupt:
-            print("interrupted", time.time(), flush=True)
+        # Together they take minutes.
+        plan.items.extend([plan.items[0]] * 5_000)
+
+        def is_open(entry):
+            try:
+                return os.readlink(f"/proc/self/fd/{{entry}}").endswith(".distcp")
+            except OSError:
+                return False
+
+        def interrupt(wait_s, sent):
+            # Once it reads: a file is open then.
+            while not any(map(is_open, os.listdir("/proc/self/fd"))):
+                time.sleep(0.001)
+            time.sleep(wait_s)
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+        # Whatever it does at that time.
+        for wait_s in (0.0, 0.01, 0.02, 0.03, 0.04):
+            heard_after_s = []
+            while len(heard_after_s) < 8 and min(heard_after_s, default=1) >= 0.1:
+                sent = []
+                thread = threading.Thread(target=interrupt, args=(wait_s, sent))
+                thread.start()
+                try:
+                    reader.read_data(plan, planner)
+                except KeyboardInterrupt:
+                    heard_after_s.append(time.monotonic() - sent[0])
+                thread.join()
+            print(min(heard_after_s))
     """
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": PACKAGE},
-    )
-    assert child.stdout is not None
-    try:
-        assert child.stdout.readline() == "begin\n"
-        # Until it reads: the file is open then.
-        opened = str(tmp_path / "__0_0.distcp")
-        deadline = time.time() + 60
-        while time.time() < deadline and opened not in open_files(child.pid):
-            assert child.poll() is None
-        sent = time.time()
-        child.send_signal(signal.SIGINT)
-        word, at = child.stdout.readline().split()
-        assert word == "interrupted"
-        # 100 ms, and as much again for a machine that does other things.
-        assert float(at) - sent < 1.0, float(at) - sent
-        assert child.wait(timeout=60) == 0
-    finally:
-        child.kill()
-        child.wait()
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    environment = {**os.environ, "PYTHONPATH": PACKAGE}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    heard_after_s = [float(line) for line in done.stdout.split()]
+    # The fastest of up to eight: a machine that is busy with something else can only add to it.
+    assert len(heard_after_s) == 5 and max(heard_after_s) < 0.1, heard_after_s
 
 
-def open_files(pid: int) -> set[str]:
-    found = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            found.add(os.readlink(entry))
-        except OSError:
-            continue
-    return found
+def test_nothing_is_written_any_more_when_a_load_was_ended_by_what_progress_raised(tmp_path: Path) -> None:
+    save({"a": torch.ones(1 << 27, dtype=torch.int8)}, tmp_path)
+
+    def enough(_: object) -> None:
+        raise LookupError("enough")
+
+    for _ in range(5):
+        state = {"a": torch.zeros(1 << 27, dtype=torch.int8)}
+        with pytest.raises(LookupError, match="enough"):
+            load(state, tmp_path, num_workers=2, progress=enough)
+        written = int(state["a"].sum())
+        state["a"].zero_()
+        time.sleep(0.05)
+        assert not state["a"].any(), f"{written} bytes were there"
+
+
+def test_a_file_system_that_never_answers_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    save({"a": torch.ones(2)}, tmp_path)
+    script = """
+import os, signal, sys, threading, time
+import torch
+from shardfeed import checkpoint
+class Stuck:
+    def create_stream(self, path, mode):
+        if path.endswith(".distcp"):
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            time.sleep(1000)
+        return open(path, mode)
+    def concat_path(self, path, suffix):
+        return f"{path}/{suffix}"
+try:
+    checkpoint.load({"a": torch.zeros(2)}, sys.argv[1], fs=Stuck())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr

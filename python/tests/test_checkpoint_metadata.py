@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from checkpoint_support import VERSION, bits, load_with, save
 from shardfeed import ShardfeedError
+from shardfeed._native import read_pickle
 from shardfeed.checkpoint import Reader, load
 from shardfeed.checkpoint._metadata import Unknown
 
@@ -131,12 +134,35 @@ def test_metadata_that_are_a_link_out_or_a_pipe_are_refused(tmp_path: Path) -> N
         Reader(tmp_path / "saved").read_metadata()
 
 
+def test_a_checkpoint_that_is_not_there_is_a_file_that_is_not_found(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("typo", "empty"):
+        for ask in (lambda path: load({"a": torch.zeros(1)}, path), lambda path: Reader(path).read_metadata()):
+            with pytest.raises(FileNotFoundError, match=rf"no checkpoint is there; give the directory .*{name}/\.metadata") as raised:
+                ask(tmp_path / name)
+            assert raised.value.filename == str(tmp_path / name / ".metadata")
+
+
 def test_a_dtype_of_a_newer_torch_is_named(tmp_path: Path) -> None:
     save({"a": torch.ones(2)}, tmp_path)
     metadata = tmp_path / ".metadata"
     metadata.write_bytes(metadata.read_bytes().replace(b"float32", b"float99"))
     with pytest.raises(ShardfeedError, match=r"\.metadata: torch.float99 is no dtype that torch .* knows; load it with one that does, or copy the checkpoint again$"):
         Reader(tmp_path).read_metadata()
+
+
+def test_a_layout_or_memory_format_of_a_newer_torch_is_named(tmp_path: Path) -> None:
+    save({"a": torch.ones(2)}, tmp_path)
+    metadata = tmp_path / ".metadata"
+    good = metadata.read_bytes()
+    for old, new, said in [
+        (b"torch.strided", b"torch.stridex", r"torch\.stridex is no layout that torch .* knows"),
+        (b"_MEM_FORMAT_ENCODING\x94\x93\x94K\x00", b"_MEM_FORMAT_ENCODING\x94\x93\x94K\x63", "no memory format that this version of Shardfeed knows"),
+    ]:
+        assert old in good
+        metadata.write_bytes(good.replace(old, new))
+        with pytest.raises(ShardfeedError, match=rf"{said}; load it with one that does"):
+            Reader(tmp_path).read_metadata()
 
 
 def test_a_rank_has_metadata_of_its_own(tmp_path: Path) -> None:
@@ -196,3 +222,109 @@ def test_metadata_cut_anywhere_or_changed_are_refused_by_name(tmp_path: Path) ->
             Reader(tmp_path).read_metadata()
         except ShardfeedError as error:
             assert ".metadata: " in str(error)
+
+
+def in_many_places() -> list[Any]:
+    """Little to write down, and four million lists for whoever looks at each place by itself."""
+    value: list[Any] = []
+    for _ in range(22):
+        value = [value, value]
+    return value
+
+
+def test_a_value_that_lies_in_many_places_is_made_once(tmp_path: Path) -> None:
+    path = save({"a": torch.ones(2)}, tmp_path) / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.planner_data, metadata.more = {"a": in_many_places()}, in_many_places()
+    path.write_bytes(pickle.dumps(metadata))
+    planner_data = Reader(tmp_path).read_metadata().planner_data
+    assert planner_data["a"][0] is planner_data["a"][1]
+    state = {"a": torch.zeros(2)}
+    load(state, tmp_path)
+    assert state["a"].tolist() == [1, 1]
+
+
+def test_errors_show_the_beginning_of_what_lies_in_many_places(tmp_path: Path) -> None:
+    path = save({"a": torch.ones(2)}, tmp_path) / ".metadata"
+    saved = path.read_bytes()
+    for place in ("storage_data", "state_dict_metadata", "size", "root"):
+        metadata: Any = pickle.loads(saved)
+        if place == "size":
+            metadata.state_dict_metadata["a"].size = in_many_places()
+        elif place == "root":
+            metadata = in_many_places()
+        else:
+            setattr(metadata, place, {"a": in_many_places()})
+        path.write_bytes(pickle.dumps(metadata))
+        with pytest.raises(ShardfeedError) as raised:
+            Reader(tmp_path).read_metadata()
+        assert len(str(raised.value)) < 1000 + len(str(tmp_path))
+
+
+def test_a_value_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    path = save({"a": torch.ones(2)}, tmp_path) / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.planner_data = []
+    metadata.planner_data.append({"a": metadata.planner_data})
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ShardfeedError, match=r"\.metadata: not a readable pickle: a value that holds itself"):
+        Reader(tmp_path).read_metadata()
+
+
+def pickled_chain(kind: str, length: int) -> bytes:
+    """Objects that lie in each other as each other's state, arguments or class, or tuples, as a pickle."""
+    make, empty = b"cfoo\nBar\n", b")"
+    if kind == "state":
+        return b"\x80\x04" + (make + b")\x81") * length + b"b" * (length - 1) + b"."
+    if kind == "args":
+        return b"\x80\x04" + make * length + empty + b"R\x85" * length + b"."
+    if kind == "callable":
+        return b"\x80\x04" + make + b")R" * length + b"."
+    return b"\x80\x04}" + empty + b"\x85" * length + b"Ns."
+
+
+@pytest.mark.parametrize("kind", ["state", "args", "callable", "key"])
+def test_values_that_lie_in_each_other_without_end_are_refused(kind: str) -> None:
+    # In a process of its own: it used to take the interpreter with it.
+    script = """
+import sys
+from shardfeed import ShardfeedError
+from shardfeed._native import read_pickle
+try:
+    read_pickle(sys.stdin.buffer.read())
+except ShardfeedError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], input=pickled_chain(kind, 100_000), capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.decode().strip()) == (
+        0,
+        "not a readable pickle: values that lie in each other more than 200 deep",
+    ), done.stderr
+    # One that is deep, but not too deep.
+    read_pickle(pickled_chain(kind, 60))
+
+
+def test_a_value_that_is_shared_counts_as_deep_as_it_is_everywhere() -> None:
+    deep: list[Any] = []
+    for _ in range(150):
+        deep = [deep]
+    for around in (40, 60):
+        outer: Any = [deep]
+        for _ in range(around):
+            outer = [outer]
+        # The deep one is known already when the outer one is looked at.
+        if around == 40:
+            read_pickle(pickle.dumps([deep, outer]))
+        else:
+            with pytest.raises(ShardfeedError, match="more than 200 deep"):
+                read_pickle(pickle.dumps([deep, outer]))
+
+
+def test_a_small_key_that_takes_ages_to_hash_is_refused() -> None:
+    key: tuple[Any, ...] = ()
+    for _ in range(22):
+        key = (key, key)
+    # Not in a dictionary here, which would hash it.
+    pickled = b"\x80\x04}" + pickle.dumps(key, protocol=2)[2:-1] + b"Ns."
+    with pytest.raises(ShardfeedError, match="a key of more than 1024 values"):
+        read_pickle(pickled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -148,3 +149,52 @@ def save_apart(rank: int, root: str) -> None:
 @pytest.mark.skipif(VERSION < (2, 9), reason="torch before 2.9 does not save without collectives")
 def test_each_rank_with_metadata_of_its_own(tmp_path: Path) -> None:
     mp.spawn(save_apart, (str(tmp_path),), nprocs=2, join=True)
+
+
+class OwnPlanner(dcp.DefaultLoadPlanner):
+    def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+        fail_in_own_way()
+
+
+def fail_in_own_way(*_: Any) -> None:
+    class Own(Exception):
+        """Known nowhere else, so that it cannot be pickled."""
+
+    raise Own("on one rank")
+
+
+def one_fails_in(rank: int, world: int, root: Path) -> None:
+    warnings.simplefilter("ignore")
+    in_world(rank, world, root / "one-fails")
+    state = {"a": torch.ones(1000)}
+    path = root / "saved"
+    dcp.save(state, checkpoint_id=path)
+
+    def load_with_reader(reader: Reader, planner: Any = None) -> str:
+        with pytest.raises(CheckpointException) as raised:
+            dcp.load({"a": torch.zeros(1000)}, storage_reader=reader, planner=planner)
+        return str(raised.value)
+
+    # A directory without the files of the checkpoint, as on a machine that a copy has not reached; and one whose metadata nobody can read,
+    # which is rank 0's affair, since it reads them for all.
+    without, unreadable = root / "without", root / "unreadable"
+    if rank == 0:
+        # By one rank alone: a file that two write is empty for a moment when the second begins.
+        without.mkdir()
+        shutil.copy(path / ".metadata", without)
+        unreadable.mkdir()
+        (unreadable / ".metadata").write_bytes(b"nothing")
+    dist.barrier()
+    for failing in range(world):
+        text = load_with_reader(Reader(path, progress=fail_in_own_way if rank == failing else None))
+        assert "Own: on one rank" in text and f"rank {failing}" in text.lower()
+        text = load_with_reader(Reader(path), OwnPlanner() if rank == failing else None)
+        assert "Own: on one rank" in text and f"rank {failing}" in text.lower()
+        text = load_with_reader(Reader(without if rank == failing else path))
+        assert "FileNotFoundError" in text and f"rank {failing}" in text.lower()
+    assert ".metadata: not a readable pickle" in load_with_reader(Reader(unreadable if rank == 0 else path))
+    leave()
+
+
+def test_what_fails_on_one_rank_is_told_on_all_and_nobody_waits(tmp_path: Path) -> None:
+    mp.spawn(one_fails_in, (2, tmp_path), nprocs=2)

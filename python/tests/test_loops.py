@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from shardfeed.loops import LOOPS_KEPT, WORKERS_MAX, Loops, _shared
+from shardfeed.loops import GENERATIONS_KEPT, LOOPS_KEPT, WORKERS_MAX, Loops, _shared
 
 
 def test_workers_agree_in_any_order() -> None:
@@ -19,12 +19,12 @@ def test_workers_agree_in_any_order() -> None:
         assert loops.last_epoch() == 7
 
 
-def test_workers_that_persist_have_one_seed_for_all_loops() -> None:
+def test_more_loops_than_are_kept_and_workers_that_come_and_go() -> None:
     loops = Loops()
     dice = random.Random(1)
     for loop in range(3 * LOOPS_KEPT):
-        order = dice.sample(range(3), 3)
-        assert [loops.join(worker, 9, None) for worker in order] == [loop] * 3
+        order = dice.sample(range(6), dice.randint(1, 6))
+        assert [loops.join(worker, (9, loop), None) for worker in order] == [loop] * len(order)
 
 
 def test_a_worker_that_is_late_joins_the_loop_that_it_was_made_for() -> None:
@@ -75,7 +75,7 @@ def test_what_is_told_reaches_a_child_once_and_begins_anew() -> None:
     assert before.last_epoch() == 12, "it has not heard of it yet"
     assert before.news() == {"epoch": 3, "position": 40} and before.last_epoch() is None
     assert before.news() is None
-    assert before.join(0, 1, None, first=3) == 3 and loops.last_epoch() == 3
+    assert before.join(0, 2, None, first=3) == 3 and loops.last_epoch() == 3
     assert as_seen_by_a_child(loops).news() is None, "it was made after that"
 
 
@@ -86,6 +86,31 @@ def test_workers_that_start_while_something_is_told_still_agree() -> None:
     assert first.join(0, 2, None) == 1
     loops.begin_at({"epoch": 7})
     assert second.join(1, 2, None) == 1
+
+
+def test_workers_of_one_loop_that_heard_of_different_things_say_so() -> None:
+    loops = Loops()
+    first, second = as_seen_by_a_child(loops), as_seen_by_a_child(loops)
+    assert first.join(0, 1, None) == second.join(1, 1, None) == 0
+    assert first.join(0, 2, None) == 1
+    loops.begin_at({"epoch": 7})
+    assert second.news() == {"epoch": 7}
+    with pytest.raises(RuntimeError, match="by another thread, while a loop over a DataLoader was beginning"):
+        second.join(1, 2, None, first=7)
+    assert first.news() == {"epoch": 7}
+    assert first.join(0, 3, None, first=7) == 8 == second.join(1, 3, None, first=7)
+
+
+def test_a_worker_that_is_so_late_that_its_loop_is_forgotten_says_so() -> None:
+    loops = Loops()
+    first, second, third = (as_seen_by_a_child(loops) for _ in range(3))
+    assert first.join(0, 1, None, first=5) == 5
+    for told in range(GENERATIONS_KEPT - 1):
+        loops.begin_at({"epoch": told})
+    assert second.join(1, 1, None, first=5) == 5
+    loops.begin_at({"epoch": 3})
+    with pytest.raises(RuntimeError, match=f"told {GENERATIONS_KEPT} times where to begin"):
+        third.join(2, 1, None, first=5)
 
 
 def test_who_reads_while_something_is_written_reads_all_of_it_or_nothing() -> None:

@@ -5,15 +5,19 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import shardfeed
 import torch
-from shardfeed import ShardfeedError, TokenLoader
+from shardfeed import Batch, ShardfeedError, TokenLoader
+from shardfeed.arrays import array_maker
 
 SETTINGS = {"seq_len": 32, "global_batch": 8, "seed": 7}
+ALL_ARRAYS = ("labels", "position_ids", "document_ids", "cu_seqlens")
 
 
 def steps(loader: TokenLoader) -> list[list[list[int]]]:
@@ -66,12 +70,13 @@ def test_batches_are_the_trainers_own(data: str) -> None:
     assert all(torch.equal(batch, before) for batch, before in held)
     # Memory that nobody holds any more is used again.
     del held, batch, before
-    loader = TokenLoader(data, **SETTINGS, threads=1)
-    addresses = set()
-    for _ in range(4):
-        for batch in loader:
-            addresses.add(batch["input_ids"].data_ptr())
-    assert len(addresses) < 2 * len(loader)
+    def addresses(keep: Callable[[Batch], object]) -> set[int]:
+        # So large that the system's allocator would give it back, and not the same again.
+        loader = TokenLoader(data, **{**SETTINGS, "global_batch": 256}, threads=1)
+        return {batch["input_ids"].data_ptr() for _ in range(20) for batch in loader if keep(batch) is None}
+
+    kept: list[Batch] = []
+    assert len(addresses(lambda _: None)) < 16 < 100 < len(addresses(kept.append)) == len(kept)
 
 
 def test_ranks_of_any_world_size_share_each_step(data: str) -> None:
@@ -119,6 +124,25 @@ def test_the_state_counts_what_was_handed_out(data: str) -> None:
         assert loader.steps_left == len(loader) - number - 1
     # The end of an epoch is the start of the next.
     assert (loader.epoch, loader.state_dict()["position"]) == (1, 0)
+
+
+@pytest.mark.parametrize("skip", [None, (2, 5), (30, 10_000)])
+def test_the_state_after_a_batch_is_known_when_the_epoch_is_over(data: str, skip: tuple[int, int] | None) -> None:
+    loader = TokenLoader(data, **SETTINGS)
+    if skip:
+        loader.skip(*skip)
+    batches, states = [], []
+    for batch in loader:
+        batches.append(batch)
+        states.append(loader.state_dict(after=batch))
+    # The epoch is over: where a trainer goes on after its last step is the start of the next.
+    states[-1] = loader.state_dict()
+    assert [loader.state_dict(after=batch) for batch in batches] == states
+    second = next(iter(loader))
+    assert [loader.state_dict(after=batch) for batch in batches] == states
+    resumed = TokenLoader(data, **SETTINGS)
+    resumed.load_state_dict(loader.state_dict(after=batches[-1]))
+    assert torch.equal(next(iter(resumed))["input_ids"], second["input_ids"])
 
 
 def test_epochs(data: str) -> None:
@@ -250,3 +274,60 @@ def test_an_epoch_that_cannot_be_is_refused_by_name(data: str) -> None:
     loader = TokenLoader(data, seq_len=32, global_batch=8)
     with pytest.raises(ValueError, match="epoch is -1; it is at least 0"):
         loader.set_epoch(-1)
+
+
+@pytest.mark.parametrize("name", ["rank", "world_size", "threads", "lanes", "window", "eos_id", "pad_id", "memory_budget"])
+@pytest.mark.parametrize("number", [-1, 2**64])
+def test_numbers_out_of_range_are_refused_by_name(data: str, name: str, number: int) -> None:
+    ranks = {"rank": 0, "world_size": 1} if name in ("rank", "world_size") else {}
+    with pytest.raises(ValueError, match=f"^{name} is {number}; it is at least [01], and less than 2"):
+        TokenLoader(data, **SETTINGS, **{**ranks, name: number})
+
+
+def test_steps_out_of_range_are_refused_by_name(data: str) -> None:
+    loader = TokenLoader(data, **SETTINGS)
+    with pytest.raises(ValueError, match="^start is -1; it is at least 0"):
+        loader.skip(-1, 3)
+    for start in (3, 5):
+        with pytest.raises(ValueError, match=f"^stop is 3 and start is {start}; .* stop is larger$"):
+            loader.skip(start, 3)
+    with pytest.raises(ValueError, match="^step is -1; it is at least 0"):
+        loader.explain(-1)
+
+
+def test_a_batch_for_which_no_memory_can_be_pinned_is_handed_out_again(data: str) -> None:
+    whole = steps(TokenLoader(data, **SETTINGS))
+    loader = TokenLoader(data, **SETTINGS, pin_memory=True)
+    make, calls = array_maker("torch"), 0
+
+    def fail_at_times(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        # In the middle of a batch of four arrays, too.
+        if calls in (1, 20, 35):
+            raise RuntimeError("CUDA error: out of memory")
+        return make(*arguments)
+
+    loader._make = fail_at_times
+    taken: list[Any] = []
+    for _ in range(3):
+        before = loader.state_dict()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            for batch in loader:
+                taken.append(batch["input_ids"].tolist())
+                before = loader.state_dict()
+        assert loader.state_dict() == before
+    assert taken + steps(loader) == whole
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_batches_lie_in_pinned_memory_if_that_is_asked_for(data: str) -> None:
+    pinned, plain = TokenLoader(data, **SETTINGS, arrays=[*ALL_ARRAYS], pin_memory=True), TokenLoader(data, **SETTINGS, arrays=[*ALL_ARRAYS])
+    on_device = []
+    for batch, expected in zip(pinned, plain, strict=True):
+        assert set(batch) == set(expected) and all(value.is_pinned() for value in batch.values())
+        on_device.append(({name: value.to("cuda", non_blocking=True) for name, value in batch.items()}, expected))
+        # Its memory may be used for the next one: the copy comes first.
+        del batch
+    for moved, expected in on_device:
+        assert all(torch.equal(moved[name].cpu(), expected[name]) for name in expected)

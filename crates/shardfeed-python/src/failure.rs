@@ -1,7 +1,9 @@
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyOSError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use shardfeed::Error;
+use shardfeed::checkpoint::ItemFailure;
 
 create_exception!(
     shardfeed,
@@ -31,6 +33,22 @@ pub(crate) fn raise(error: Error) -> PyErr {
         | Error::NoStep { .. }
         | Error::Rank(_)
         | Error::Settings(_) => PyValueError::new_err(message),
+        Error::CheckpointDamaged(failures) => {
+            let error = ShardfeedError::new_err(message);
+            if failures.0.iter().all(ItemFailure::is_other_than_described) {
+                let places = failures
+                    .0
+                    .iter()
+                    .map(|failure| (failure.path.to_string_lossy(), &failure.item, failure.offset));
+                let noted = Python::attach(|python| {
+                    error.value(python).setattr("other_than_described", PyTuple::new(python, places)?)
+                });
+                if let Err(noted) = noted {
+                    return noted;
+                }
+            }
+            error
+        }
         _ => ShardfeedError::new_err(message),
     }
 }

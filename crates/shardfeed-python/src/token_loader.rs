@@ -85,12 +85,15 @@ impl Loader {
             });
         }
         let coordinator = settings.coordinator()?;
+        let is_cancelled = Arc::clone(&cancel);
         let build = std::thread::Builder::new()
             .name("shardfeed-scan".to_owned())
-            .spawn(move || tell.send(News::Built(Box::new(build(builder, coordinator)))))
+            .spawn(move || {
+                // If nobody listens any more, what was built is let go of here.
+                let _ = tell.send(News::Built(Box::new(build(builder, coordinator, &is_cancelled))));
+            })
             .map_err(|error| PyRuntimeError::new_err(format!("cannot start a thread: {error}")))?;
         let told = Mutex::new(told);
-        let mut interrupted = Ok(());
         let built = loop {
             let news =
                 py.detach(|| told.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(LOOK_EVERY));
@@ -103,14 +106,15 @@ impl Loader {
                 // It panicked.
                 Err(mpsc::RecvTimeoutError::Disconnected) => break None,
             };
-            if interrupted.is_ok() {
-                interrupted = called.and_then(|()| py.check_signals());
-                cancel.store(interrupted.is_err(), Relaxed);
+            if let Err(interrupted) = called.and_then(|()| py.check_signals()) {
+                // Not waited for: it may be in the middle of something that takes long, as asking a file system or a coordinator that does
+                // not answer. It has nothing of the interpreter's, and lets go of everything when it comes to look.
+                cancel.store(true, Relaxed);
+                return Err(interrupted);
             }
         };
         // It has nothing more to do.
         let _ = py.detach(|| build.join());
-        interrupted?;
         let loader = built.ok_or_else(|| PyRuntimeError::new_err("the scan panicked; please report this"))?;
         Ok(Self { loader: OfThisProcess::new(Mutex::new(loader.map_err(raise)?)) })
     }
@@ -350,9 +354,13 @@ impl Settings {
 fn build(
     mut builder: TokenLoaderBuilder,
     coordinator: Option<(String, StreamingConfig)>,
+    is_cancelled: &AtomicBool,
 ) -> shardfeed::Result<TokenLoader> {
     if let Some((url, config)) = coordinator {
         builder = builder.coordinator(Arc::new(StreamCoordinator::connect(&url, config)?));
+    }
+    if is_cancelled.load(Relaxed) {
+        return Err(shardfeed::Error::Invalid("it was interrupted; start it again".to_owned()));
     }
     builder.build()
 }

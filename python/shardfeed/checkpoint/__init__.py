@@ -1,21 +1,21 @@
 """Reads PyTorch's distributed checkpoints in parallel, without the interpreter lock, and without unpickling their metadata.
 
-In a training job, hand a `Reader` to torch; everything else stays as it is::
+In a training job, hand a `Reader` to torch; everything else stays as it is:
 
-    import torch.distributed.checkpoint as dcp
-    from shardfeed.checkpoint import Reader
+>>> import torch.distributed.checkpoint as dcp
+>>> from shardfeed.checkpoint import Reader
+>>> state = {"model": model.state_dict()}
+>>> dcp.load(state, storage_reader=Reader("checkpoints/step-1000"))
 
-    dcp.load(state, storage_reader=Reader("checkpoints/step-1000"))
+In a script, without a process group:
 
-In a script, without a process group::
+>>> import shardfeed.checkpoint
+>>> shardfeed.checkpoint.load(state, "checkpoints/step-1000")
 
-    import shardfeed.checkpoint
+To see what a checkpoint holds, torch is not even needed:
 
-    shardfeed.checkpoint.load(state, "checkpoints/step-1000")
-
-To see what a checkpoint holds, torch is not even needed::
-
-    print(shardfeed.checkpoint.inspect("checkpoints/step-1000")["totals"])
+>>> shardfeed.checkpoint.inspect("checkpoints/step-1000")["totals"]["tensors"]
+2
 
 Tensors become bit for bit what torch's own reader makes of them, whatever their type, their layout and the planner.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -20,7 +19,11 @@ Piece = tuple[Wanted, torch.Tensor]
 # Bytes of a buffer, and how many there are. Pinning takes a second for a gigabyte or two, so that few are better; torch keeps them for the
 # next load.
 BUFFER_BYTES = 32 << 20
-BUFFERS = 6
+BUFFERS = 5
+
+# Reads that are under way at a time; the other buffers are emptied. With fewer, threads wait for the last ones of a read, and for what
+# Python does between reads.
+READS = 4
 
 # Where parts begin in a buffer: as tensors do.
 _ALIGNMENT = 64
@@ -75,54 +78,57 @@ def read_through_ring(
     start: StartRead,
     tell: Callable[[int, list[str]], None],
     *,
-    workers: int | None = None,
-    reads_max: int | None = None,
+    workers: int,
     buffer_bytes: int = BUFFER_BYTES,
     buffers: int = BUFFERS,
 ) -> None:
     """Reads parts of items into tensors of a lane's device, in their order: where tensors share memory, the last one stays.
 
-    `start(fetches, workers)` begins a read into memory; several are under way at a time, at most `reads_max` of them, and share the
-    threads. `tell` hears of the bytes that are on their way to the device, and of the names of items that are complete.
+    `start(fetches, workers)` begins a read into memory; several are under way at a time, and have `workers` threads between them. `tell`
+    hears of the bytes that are on their way to the device, and of the names of items that are complete.
     """
-    workers = max(1, (workers or os.cpu_count() or 1) // 2)
-    reads_max = buffers if reads_max is None else reads_max
     fills = _fills(pieces, buffer_bytes)
+    shares = collections.deque(shares_of(workers, min(READS, buffers)))
     free: collections.deque[tuple[torch.Tensor, Callable[[], None]]] = collections.deque()
     made = 0
-    under_way: collections.deque[tuple[torch.Tensor, _Fill, list[torch.Tensor], Pending]] = collections.deque()
+    under_way: collections.deque[tuple[torch.Tensor, _Fill, list[torch.Tensor], Pending, int]] = collections.deque()
 
     def hand_over() -> None:
-        buffer, fill, staging, pending = under_way[0]
+        buffer, fill, staging, pending, share = under_way[0]
         pending.wait(None)
         under_way.popleft()
+        shares.append(share)
         copied = lane.copy([(target, staged) for (_, target), staged in zip(fill.pieces, staging, strict=True)])
         free.append((buffer, copied))
         tell(sum(_part_bytes(wanted) for wanted, _ in fill.pieces), fill.complete)
 
     try:
         for fill in fills:
-            while len(under_way) >= reads_max:
+            if not shares:
                 hand_over()
-            if not free and made < buffers:
+            if made < buffers:
                 # Pinned one by one, while the first are at work.
-                free.append((lane.buffer(buffer_bytes), _nothing))
+                free.appendleft((lane.buffer(buffer_bytes), _nothing))
                 made += 1
-            if not free:
-                # Half of them are filled while the other half is emptied.
-                while len(under_way) > buffers // 2:
-                    hand_over()
+            # There is one, since reads are not more than buffers.
             buffer, is_empty = free.popleft()
             is_empty()
             staging = _cut(buffer, fill.pieces)
             fetches: list[Fetch] = [(wanted, staged) for (wanted, _), staged in zip(fill.pieces, staging, strict=True)]
-            under_way.append((buffer, fill, staging, start(fetches, workers)))
+            share = shares.popleft()
+            under_way.append((buffer, fill, staging, start(fetches, share), share))
         while under_way:
             hand_over()
     finally:
-        for _, _, _, pending in under_way:
+        for _, _, _, pending, _ in under_way:
             pending.stop()
         lane.finish()
+
+
+def shares_of(workers: int, reads_max: int) -> list[int]:
+    """How many threads each of some reads has, so that all have so many together: each at least one, and as equally many as can be."""
+    reads = max(1, min(workers, reads_max))
+    return [workers // reads + (read < workers % reads) for read in range(reads)]
 
 
 def _nothing() -> None:

@@ -61,11 +61,13 @@ class Inspection(TypedDict):
 def inspect(path: str | os.PathLike[str], *, follow_links: bool = False) -> Inspection:
     """What a checkpoint holds: tensors with their types and shapes, other objects, files. Only metadata are read, and nothing in them runs.
 
-    `path` is a directory with `.metadata` and `*.distcp`, or with safetensors files. Torch is not needed::
+    `path` is a directory with `.metadata` and `*.distcp`, or with safetensors files. Torch is not needed.
 
-        found = inspect("checkpoints/step-1000")
-        for name, tensor in found["tensors"].items():
-            print(name, tensor["dtype"], tensor["shape"])
+    >>> found = inspect("checkpoints/step-1000")
+    >>> for name, tensor in found["tensors"].items():
+    ...     print(name, tensor["dtype"], tensor["shape"])
+    model.weight float32 [3, 2]
+    model.bias float32 [3]
 
     A file that is missing or too short for what it should hold is an error that names it, and so is a link to somewhere else unless
     `follow_links` allows it.

@@ -13,11 +13,13 @@ from shardfeed.checkpoint._reader import Reader
 def install() -> Callable[[], None]:
     """From now on `dcp.load(state, checkpoint_id=path)` and `dcp_to_torch_save` read with `Reader` in this process.
 
-    Torch has a fixed list of readers and no way to add to it, so its modules are changed. Returns a function that undoes it::
+    Torch has a fixed list of readers and no way to add to it, so its modules are changed. Returns a function that undoes it.
 
-        uninstall = install()
-        dcp.load(state, checkpoint_id="checkpoints/step-1000")
-        uninstall()
+    >>> import torch.distributed.checkpoint as dcp
+    >>> state = {"model": model.state_dict()}
+    >>> uninstall = install()
+    >>> dcp.load(state, checkpoint_id="checkpoints/step-1000")
+    >>> uninstall()
     """
     before = [(module, module.FileSystemReader) for module in (_storage_utils, _format_utils)]  # type: ignore[attr-defined, unused-ignore]
     for module, _ in before:

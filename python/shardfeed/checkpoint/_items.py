@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
-from shardfeed._native import CHECKPOINT_DTYPES
+from shardfeed._native import CHECKPOINT_DTYPES, checkpoint_object_bytes_max
 
 # Types that native code can write into a tensor of the same type, where this version of torch has them.
 NATIVE_DTYPES: dict[torch.dtype, str] = {
@@ -19,9 +19,6 @@ NATIVE_DTYPES: dict[torch.dtype, str] = {
 }
 
 NATIVE_TRANSFORMS = frozenset({"stream.zstd/1"})
-
-# What an object, which may be anything, may decompress to; as the native reader has it.
-_OBJECT_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -65,10 +62,8 @@ class Wanted:
     @property
     def bytes_max(self) -> int:
         """Bytes that it may have once its transforms are undone."""
-        if self.is_object:
-            return _OBJECT_BYTES_MAX
-        if self.chunk_sizes is None:
-            return _OBJECT_BYTES_MAX
+        if self.is_object or self.chunk_sizes is None:
+            return checkpoint_object_bytes_max(self.info.length)
         # No element is larger than sixteen bytes, and what torch adds to them is small.
         return min(16 * math.prod(self.chunk_sizes) + (4 << 20), 2**62)
 

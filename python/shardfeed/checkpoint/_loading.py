@@ -32,11 +32,12 @@ def load(
     """Fills a state dict from a checkpoint, in place, as `torch.distributed.checkpoint.load` does in a process of its own.
 
     No process group is needed, and none is used: where there is one, every rank loads what it holds by itself, with no rank waiting
-    for another. What the keywords mean is told at `Reader`::
+    for another. What the keywords mean is told at `Reader`.
 
-        state = {"model": model.state_dict(), "step": 0}
-        load(state, "checkpoints/step-1000", progress=True)
-        print(state["step"])
+    >>> state = {"model": model.state_dict(), "step": 0}
+    >>> load(state, "checkpoints/step-1000", progress=True)
+    >>> state["step"]
+    1000
 
     Objects that are no tensors are unpickled by torch, as with its own reader: load checkpoints of people you trust.
     """

@@ -7,6 +7,7 @@ nothing else is: a class that is not known becomes an `Unknown`, which has a nam
 from __future__ import annotations
 
 import pathlib
+import reprlib
 from typing import Any
 
 import torch
@@ -58,6 +59,9 @@ class _Newer(Exception):
     """Nothing is wrong with the checkpoint, but this torch is too old for it."""
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxother, _SHORT.maxstring = 3, 200, 200
+
 _ELSE = "copy the checkpoint again, or load another one"
 
 
@@ -68,7 +72,7 @@ def parse_metadata(pickled: bytes) -> Metadata:
         state = root.state if isinstance(root, PickledCall) else None
         # Whatever the class is called: Megatron has one of its own with the same fields.
         if not isinstance(state, dict) or "storage_data" not in state or "state_dict_metadata" not in state:
-            raise ShardfeedError(f"not the metadata of a distributed checkpoint, but {root!r}")
+            raise ShardfeedError(f"not the metadata of a distributed checkpoint, but {_shown(root)}")
         return _metadata(state)
     except _Newer as error:
         raise ShardfeedError(f"{error}; load it with one that does, or copy the checkpoint again") from None
@@ -117,7 +121,7 @@ def _entry(name: str, call: Any) -> TensorStorageMetadata | BytesStorageMetadata
     if class_name == "BytesStorageMetadata":
         return BytesStorageMetadata()
     if class_name != "TensorStorageMetadata":
-        raise ValueError(f"{name}: it is {call!r}, which is not known here")
+        raise ValueError(f"{name}: it is {_shown(call)}, which is not known here")
     fields = call.state
     chunks = [
         ChunkStorageMetadata(_size(chunk.state["offsets"]), _size(chunk.state["sizes"])) for chunk in fields["chunks"]
@@ -156,6 +160,8 @@ def _layout(value: Any) -> Any:
         found = getattr(torch, _text(value.args[0]).removeprefix("torch."), None)
         if isinstance(found, torch.layout):
             return found
+        if found is None:
+            raise _Newer(f"{value.args[0]} is no layout that torch {torch.__version__} knows")
     return _named(value, torch.layout)
 
 
@@ -165,7 +171,8 @@ def _memory_format(value: Any) -> torch.memory_format:
         found = _MEMORY_FORMATS.get(value.args[-1])
         if found is not None:
             return found
-    raise ValueError(f"{value!r} is no memory format")
+        raise _Newer(f"{_shown(value)} is no memory format that this version of Shardfeed knows")
+    raise ValueError(f"{_shown(value)} is no memory format")
 
 
 def _named(value: Any, kind: type) -> Any:
@@ -175,26 +182,35 @@ def _named(value: Any, kind: type) -> Any:
             return found
         if found is None and kind is torch.dtype:
             raise _Newer(f"torch.{value.name} is no dtype that torch {torch.__version__} knows")
-    raise ValueError(f"{value!r} is no {kind.__name__} that torch {torch.__version__} knows")
+    raise ValueError(f"{_shown(value)} is no {kind.__name__} that torch {torch.__version__} knows")
 
 
-def _plain(value: Any) -> Any:
-    """Values that mean the same without torch, and the few of its classes that appear among them."""
+def _plain(value: Any, made: dict[int, Any] | None = None) -> Any:
+    """Values that mean the same without torch, and the few of its classes that appear among them. `made`: what became of values, by
+    their identity: one that lies in many places is made once, and lies in as many places again.
+    """
+    made = {} if made is None else made
+    if id(value) in made:
+        return made[id(value)]
+    result: Any
     if isinstance(value, dict):
-        return {_plain(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, tuple):
-        return tuple(_plain(entry) for entry in value)
-    if isinstance(value, PickledGlobal):
+        result = {_plain(key, made): _plain(entry, made) for key, entry in value.items()}
+    elif isinstance(value, list):
+        result = [_plain(entry, made) for entry in value]
+    elif isinstance(value, tuple):
+        result = tuple(_plain(entry, made) for entry in value)
+    elif isinstance(value, PickledGlobal):
         found = getattr(torch, value.name, None) if value.module == "torch" else None
-        return found if isinstance(found, (torch.dtype, torch.layout)) else Unknown(repr(value))
-    if isinstance(value, PickledCall):
-        return _object(value)
-    return value
+        result = found if isinstance(found, (torch.dtype, torch.layout)) else Unknown(repr(value))
+    elif isinstance(value, PickledCall):
+        result = _object(value, made)
+    else:
+        return value
+    made[id(value)] = result
+    return result
 
 
-def _object(call: PickledCall) -> Any:
+def _object(call: PickledCall, made: dict[int, Any]) -> Any:
     if not isinstance(call.callable, PickledGlobal):
         return Unknown(repr(call))
     module, name = _class(call).module, _class(call).name
@@ -205,25 +221,25 @@ def _object(call: PickledCall) -> Any:
     if module in ("pathlib", "pathlib._local") and name in ("WindowsPath", "PureWindowsPath"):
         return pathlib.PureWindowsPath(*(_text(part) for part in call.args))
     if (module, name) == ("collections", "OrderedDict"):
-        return _plain(call.state or {})
+        return {} if call.state is None else _plain(call.state, made)
     return Unknown(repr(call))
 
 
 def _class(call: Any) -> PickledGlobal:
     if not isinstance(call, PickledCall):
-        raise ValueError(f"{call!r} where an object should be")
+        raise ValueError(f"{_shown(call)} where an object should be")
     found = call.callable
     # Protocols 0 and 1 make objects through a helper that is told the class.
     if isinstance(found, PickledGlobal) and found.name == "_reconstructor":
         found = call.args[0]
     if not isinstance(found, PickledGlobal):
-        raise ValueError(f"{call!r} is of no class")
+        raise ValueError(f"{_shown(call)} is of no class")
     return found
 
 
 def _fields(call: Any, class_name: str) -> dict[str, Any]:
     if _class(call).name != class_name or not isinstance(call.state, dict):
-        raise ValueError(f"{call!r} where a {class_name} should be")
+        raise ValueError(f"{_shown(call)} where a {class_name} should be")
     return call.state
 
 
@@ -241,11 +257,16 @@ def _size(value: Any) -> torch.Size:
 
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} counts nothing")
+        raise ValueError(f"{_shown(value)} counts nothing")
     return value
+
+
+def _shown(value: Any) -> str:
+    """How errors show what was found: its beginning. Little that lies in many places may be endless once it is written out."""
+    return _SHORT.repr(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
+        raise ValueError(f"{_shown(value)} is no text")
     return value

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
@@ -24,8 +26,12 @@ from shardfeed.checkpoint._devices import BUFFER_BYTES, BUFFERS, CudaLane, read_
 from shardfeed.checkpoint._items import Wanted, wanted_in_order
 from shardfeed.checkpoint._metadata import parse_metadata
 from shardfeed.checkpoint._progress import Bar, TellProgress, Tracker
-from shardfeed.checkpoint._sources import NativeSource, Pending, Source, StreamSource, place_of
+from shardfeed.checkpoint._sources import NativeSource, Pending, Source, StreamSource, naming_what_a_file_system_raises, place_of
 from shardfeed.checkpoint._targets import Route, bump_versions, meets_any, route_of, staging_for
+from shardfeed.checkpoint._workers import default_read_workers
+
+# A file, the name of an item in it, and where it begins there.
+Place = tuple[str, str, int]
 
 # What of a planner must be torch's own, so that it does not matter when and in which order it is asked.
 _STOCK_METHODS = ("resolve_tensor", "commit_tensor", "lookup_tensor", "transform_tensor")
@@ -38,23 +44,28 @@ _STAGING_BYTES = 256 << 20
 class Reader(FileSystemReader):
     """Reads a distributed checkpoint in parallel, with the results of torch's own `FileSystemReader`, bit for bit.
 
-    Pass it wherever torch takes a `storage_reader`::
+    Pass it wherever torch takes a `storage_reader`:
 
-        dcp.load(state, storage_reader=Reader("checkpoints/step-1000"))
+    >>> import torch.distributed.checkpoint as dcp
+    >>> state, reader = {"model": model.state_dict()}, Reader("checkpoints/step-1000")
+    >>> dcp.load(state, storage_reader=reader)
+    >>> reader.fallbacks
+    0
 
     `path`: the directory of the checkpoint. `_extension_registry`: as torch's own takes it, for transforms of your own.
     `use_parallel`: several threads; otherwise one item after another.
     `num_workers`: how many threads; chosen by cores, work and memory if nobody says.
     `verify`: compare the checksums that were stored with the items, and raise if anything differs. Torch never does.
-    `memory_budget`: bytes that may be held besides the tensors; four fifths of what is available if nobody says.
+    `memory_budget`: bytes that may be held besides the tensors; four fifths of what is available if nobody says. An item that has to be held
+    as a whole is, and on the way to a GPU one pinned buffer of 32 MiB, however little it is.
     `progress`: called with a `Progress` now and then, on the thread that loads; `True` for a bar on the terminal.
     `follow_links`: read files that are links to somewhere else, as those of Hugging Face's cache are; otherwise they are refused.
     `fs`: a file system, an object with the methods of torch's `FileSystemBase`, to read through, in threads.
 
     Metadata are read by a parser that runs nothing. Bytes go straight into the tensors of the state dict where they can; with a
     planner that is not torch's own, or overrides how tensors are found or committed, items are read ahead and handed over one by
-    one in torch's order. What only torch can make sense of (quantized types, tensor subclasses, transforms that are not zstd) is read
-    by us and made by torch; `fallbacks` counts those tensors.
+    one in torch's order. What only torch can make sense of (quantized types, tensor subclasses, transforms that are not zstd, items that
+    a planner saved in another type than the metadata say) is read by us and made by torch; `fallbacks` counts those tensors.
 
     A load that fails raises, and names the files, items and offsets that failed until it was ended; tensors may be filled in part then.
     """
@@ -72,8 +83,7 @@ class Reader(FileSystemReader):
         follow_links: bool = False,
         fs: Any = None,
     ) -> None:
-        if num_workers is not None and num_workers < 1:
-            raise ValueError(f"num_workers is {num_workers}, and nobody can read with less than 1")
+        _refuse_no_workers(num_workers)
         if memory_budget is not None and memory_budget < 1:
             raise ValueError(f"memory_budget is {memory_budget} bytes, and nothing can be read with less than 1")
         # Torch before 2.7 takes none.
@@ -93,14 +103,15 @@ class Reader(FileSystemReader):
         self.staged = 0
         self._state_dict_metadata: dict[str, Any] = {}
         # Why metadata could not be read.
-        self._refused: ShardfeedError | None = None
+        self._refused: Exception | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """What the checkpoint says of itself; with `rank=`, what that rank says, of one that was saved without collectives."""
         rank = kwargs.get("rank")
         try:
-            metadata = self._parsed(rank)
-        except ShardfeedError as error:
+            with _for_all_ranks():
+                metadata = self._parsed(rank)
+        except Exception as error:
             # Whatever is wrong with the metadata of all ranks, torch asks for those of one next: the first is what is wrong.
             self._refused = self._refused or error
             raise
@@ -114,9 +125,13 @@ class Reader(FileSystemReader):
         path = self.fs.concat_path(self.path, ".metadata" if rank is None else f"__{rank}.metadata")
         if type(self.fs) is FileSystem:
             # With the same care for links and pipes as everything else.
-            pickled = _native.metadata_bytes(self.path, rank, self.follow_links)
+            try:
+                pickled = _native.metadata_bytes(self.path, rank, self.follow_links)
+            except FileNotFoundError as error:
+                advice = "give the directory that torch.distributed.checkpoint saved to, or save or copy it again if it did not end"
+                raise FileNotFoundError(error.errno, f"no checkpoint is there; {advice}", str(path)) from None
         else:
-            with self.fs.create_stream(path, "rb") as stream:
+            with naming_what_a_file_system_raises(str(path)), self.fs.create_stream(path, "rb") as stream:
                 pickled = stream.read()
         try:
             return parse_metadata(pickled)
@@ -135,11 +150,14 @@ class Reader(FileSystemReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads everything that a plan asks for. The future is complete when it is returned."""
-        return self._read(plan, planner, self.use_parallel, self.num_workers)
+        with _for_all_ranks():
+            return self._read(plan, planner, self.use_parallel, self.num_workers)
 
     def read_data_parallel(self, plan: LoadPlan, planner: LoadPlanner, num_workers: int | None = None) -> Future[None]:
         """The same on several threads, whatever the reader was told when it was made."""
-        return self._read(plan, planner, True, num_workers or self.num_workers)
+        _refuse_no_workers(num_workers)
+        with _for_all_ranks():
+            return self._read(plan, planner, True, num_workers or self.num_workers)
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner, use_parallel: bool, num_workers: int | None) -> Future[None]:
         self.fallbacks, self.staged = 0, 0
@@ -212,16 +230,21 @@ class Reader(FileSystemReader):
         if direct:
             try:
                 source.start(direct).wait(tracker.native(is_final=True))
+                tracker.finish(sum(_bytes(item) for item, _ in direct), [item.name for item, _ in direct])
+            except ShardfeedError as error:
+                rest += _once_more(direct, error)
             finally:
                 # Also if it failed: some were written to by then.
                 bump_versions([target for _, target in direct])
-            tracker.finish(sum(_bytes(item) for item, _ in direct), [item.name for item, _ in direct])
         pinned: dict[torch.device, list[tuple[Wanted, torch.Tensor]]] = {}
         for item, target, route in straight:
             if route is Route.PINNED:
                 pinned.setdefault(target.device, []).append((item, target))
         for device, pieces in pinned.items():
-            self._read_to_device(device, pieces, source, tracker, num_workers)
+            try:
+                self._read_to_device(device, pieces, source, tracker, num_workers)
+            except ShardfeedError as error:
+                rest += _once_more(pieces, error)
         self._read_in_order(rest, planner, source, tracker)
 
     def _read_to_device(
@@ -235,8 +258,6 @@ class Reader(FileSystemReader):
         """Through pinned memory, which is filled and emptied at the same time."""
         assert isinstance(source, NativeSource), "only native threads fill memory"
         lane = CudaLane(device)
-        # Two reads with half of the threads each; nobody has said how many means as many reads as there are buffers.
-        reads_max = None if num_workers is None else min(2, num_workers)
         buffers = BUFFERS
         if self.memory_budget is not None:
             buffers = max(1, min(buffers, self.memory_budget // BUFFER_BYTES))
@@ -245,8 +266,7 @@ class Reader(FileSystemReader):
             lane,
             source.start_with,
             tracker.finish,
-            workers=num_workers,
-            reads_max=reads_max,
+            workers=num_workers or default_read_workers(),
             buffer_bytes=BUFFER_BYTES,
             buffers=buffers,
         )
@@ -269,7 +289,7 @@ class Reader(FileSystemReader):
                 pending.stop()
 
     def _hand_over(self, batch: list[Entry], pending: Pending, planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
-        read = iter(pending.wait(tracker.native(is_final=False)))
+        read = iter(self._read_batch(batch, pending, source, tracker))
         for entry in batch:
             item = entry.wanted.item
             if entry.staging is None:
@@ -290,6 +310,26 @@ class Reader(FileSystemReader):
             planner.commit_tensor(item, target)
             entry.staging = None
         tracker.finish(sum(_bytes(entry.wanted) for entry in batch), [entry.wanted.name for entry in batch])
+
+    def _read_batch(self, batch: list[Entry], pending: Pending, source: Source, tracker: Tracker) -> list[bytes]:
+        """Waits for what was begun. What native code finds to be other than the metadata say is torch's to make sense of."""
+        # The first time those that are named; a read ends early when it fails, so that the second time it is all of them.
+        for is_named in (True, False):
+            try:
+                return pending.wait(tracker.native(is_final=False))
+            except ShardfeedError as error:
+                others = _other_than_described(error)
+                if not others:
+                    raise
+                for entry in batch:
+                    if not is_named or self._place(entry.wanted) in others:
+                        entry.by_torch, entry.staging = True, None
+                pending = source.start([(entry.wanted, entry.stage(source)) for entry in batch])
+        return pending.wait(tracker.native(is_final=False))
+
+    def _place(self, wanted: Wanted) -> Place:
+        info = wanted.info
+        return str(self.fs.concat_path(self.path, info.relative_path)), wanted.name, info.offset
 
     def _decoded(self, wanted: Wanted, stored: bytes, source: Source) -> bytes:
         """An item's bytes with transforms undone that only torch's extension registry knows."""
@@ -347,6 +387,40 @@ class Entry:
         if part is not None and source.fills_tensors and not self.by_torch and not source.remaining_transforms(self.wanted):
             self.staging = staging_for(part)
         return self.staging
+
+
+@contextlib.contextmanager
+def _for_all_ranks() -> Iterator[None]:
+    """Torch sends what a rank raises to the others, as a pickle, and they wait for it for ever if it cannot be pickled."""
+    try:
+        yield
+    except Exception as error:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            raise ShardfeedError(f"{type(error).__name__}: {error}") from error
+        raise
+
+
+def _refuse_no_workers(num_workers: int | None) -> None:
+    if num_workers is not None and num_workers < 1:
+        raise ValueError(f"num_workers is {num_workers}, and nobody can read with less than 1")
+
+
+def _once_more(straight: list[tuple[Wanted, torch.Tensor]], error: ShardfeedError) -> list[Entry]:
+    """What went straight to where it belongs is read through memory in between if some of it is other than the metadata say."""
+    if not _other_than_described(error):
+        raise error
+    return [Entry(item, target) for item, target in straight]
+
+
+def _other_than_described(error: ShardfeedError) -> tuple[Place, ...]:
+    """Which items hold another type or shape than the metadata say, as a planner that converts them saves them, if that is all that is wrong.
+    Torch never compares the two.
+    """
+    return getattr(error, "other_than_described", ())
 
 
 def _is_stock(planner: LoadPlanner) -> bool:

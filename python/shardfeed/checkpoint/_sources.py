@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
+import contextlib
 import io
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -25,6 +28,23 @@ Fetch = tuple[Wanted, torch.Tensor | None]
 def place_of(fs: Any, path: Any, wanted: Wanted) -> str:
     """How errors name an item: by its file, its name and its place there."""
     return f"{fs.concat_path(path, wanted.info.relative_path)}: {wanted.name} at byte {wanted.info.offset}"
+
+
+@contextlib.contextmanager
+def naming_what_a_file_system_raises(place: str) -> Iterator[None]:
+    """What somebody's file system raises is told with the place that was read, and as something that other ranks can be told."""
+    try:
+        yield
+    except ShardfeedError:
+        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{place}: {error}") from error
+    except OSError as error:
+        # Of the same kind, so that who tries again knows when to.
+        message = f"{place}: {error}"
+        raise (OSError(message) if error.errno is None else OSError(error.errno, message)) from error
+    except Exception as error:
+        raise ShardfeedError(f"{place}: the file system cannot read it: {type(error).__name__}: {error}") from error
 
 
 class Pending(Protocol):
@@ -150,8 +170,24 @@ class StreamSource:
 
     def start(self, fetches: Sequence[Fetch]) -> StreamPending:
         workers = self._num_workers or max(4, get_optimal_workers(len(fetches)))
-        pool = concurrent.futures.ThreadPoolExecutor(workers, "shardfeed-stream")
-        return StreamPending(pool, [pool.submit(self._read, wanted) for wanted, _ in fetches])
+        reads: list[concurrent.futures.Future[bytes]] = [concurrent.futures.Future() for _ in fetches]
+        left = collections.deque(zip(reads, (wanted for wanted, _ in fetches)))
+        # Threads of our own: the interpreter's end waits for those of an executor, also for one that waits for a file system for ever.
+        for number in range(min(workers, len(fetches))):
+            threading.Thread(target=self._work, args=(left,), name=f"shardfeed-stream-{number}", daemon=True).start()
+        return StreamPending(reads)
+
+    def _work(self, left: collections.deque[tuple[concurrent.futures.Future[bytes], Wanted]]) -> None:
+        while left:
+            try:
+                read, wanted = left.popleft()
+            except IndexError:
+                return  # Another thread took the last.
+            if read.set_running_or_notify_cancel():
+                try:
+                    read.set_result(self._read(wanted))
+                except BaseException as error:
+                    read.set_exception(error)
 
     def remaining_transforms(self, wanted: Wanted) -> list[str]:
         return wanted.transforms
@@ -162,18 +198,8 @@ class StreamSource:
         parts = PurePosixPath(info.relative_path).parts
         if not parts or parts[0] == "/" or ".." in parts or "\\" in info.relative_path:
             raise ShardfeedError(f"{place}: the file would lie outside of the checkpoint; it is not read")
-        try:
+        with naming_what_a_file_system_raises(place):
             return self._read_bytes(wanted, place)
-        except ShardfeedError:
-            raise
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{place}: {error}") from error
-        except OSError as error:
-            # Of the same kind, so that who tries again knows when to.
-            message = f"{place}: {error}"
-            raise (OSError(message) if error.errno is None else OSError(error.errno, message)) from error
-        except Exception as error:
-            raise ShardfeedError(f"{place}: the file system cannot read it: {type(error).__name__}: {error}") from error
 
     def _read_bytes(self, wanted: Wanted, place: str) -> bytes:
         info = wanted.info
@@ -193,8 +219,7 @@ class StreamSource:
 class StreamPending:
     """Reads in Python's threads."""
 
-    def __init__(self, pool: concurrent.futures.ThreadPoolExecutor, reads: list[concurrent.futures.Future[bytes]]) -> None:
-        self._pool = pool
+    def __init__(self, reads: list[concurrent.futures.Future[bytes]]) -> None:
         self._reads = reads
 
     def wait(self, progress: NativeProgress | None) -> list[bytes]:
@@ -211,4 +236,5 @@ class StreamPending:
             self.stop()
 
     def stop(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for read in self._reads:
+            read.cancel()

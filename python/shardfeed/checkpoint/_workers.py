@@ -33,6 +33,11 @@ def get_memory_aware_workers(avg_file_size_mb: float, max_workers: int | None = 
     return _native.checkpoint_workers_within_memory(min(file_bytes, 2**63), _at_least_one(max_workers))
 
 
+def default_read_workers() -> int:
+    """Threads of a read when nobody says how many: twice the cores, since some wait while others copy."""
+    return _native.checkpoint_read_workers()
+
+
 def _not_negative(name: str, value: Number) -> Number:
     if value < 0:
         raise ValueError(f"{name} is {value}, and cannot be less than 0")

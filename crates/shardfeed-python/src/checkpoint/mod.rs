@@ -7,7 +7,9 @@ mod reading; // items and places         -> a read on threads of its own
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use shardfeed::checkpoint::{Dtype, memory_aware_workers, optimal_workers};
+use shardfeed::checkpoint::{
+    Dtype, default_read_workers, memory_aware_workers, object_bytes_max, optimal_workers,
+};
 
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // What native code can write into a tensor of the same type.
@@ -20,8 +22,20 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(described::describe_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(described::metadata_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(reading::read_checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint_object_bytes_max, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint_read_workers, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint_workers, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint_workers_within_memory, module)?)
+}
+
+#[pyfunction]
+fn checkpoint_object_bytes_max(stored: u64) -> u64 {
+    object_bytes_max(stored)
+}
+
+#[pyfunction]
+fn checkpoint_read_workers() -> usize {
+    default_read_workers()
 }
 
 #[pyfunction]

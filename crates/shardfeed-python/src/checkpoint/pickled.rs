@@ -4,6 +4,14 @@ use shardfeed::checkpoint::{Id, Node, Pickle};
 
 use crate::failure::ShardfeedError;
 
+/// How deep values may lie in each other; those of checkpoints do some ten deep. Python lets go of objects of ours, and hashes tuples,
+/// by recursion that nothing stops.
+const NESTING_MAX: u32 = 200;
+
+/// What a tuple that is a key may hold, with what the tuples in it hold: each time that it is looked for, all of it is hashed, as often
+/// as it is there.
+const KEY_VALUES_MAX: u64 = 1 << 10;
+
 /// A class or function that a pickle names: its name, and nothing that could be called.
 #[pyclass(frozen, module = "shardfeed._native")]
 pub(crate) struct PickledGlobal {
@@ -33,8 +41,12 @@ pub(crate) struct PickledCall {
 
 #[pymethods]
 impl PickledCall {
-    fn __repr__(&self, python: Python<'_>) -> PyResult<String> {
-        Ok(format!("<object of {}, not made>", self.callable.bind(python).repr()?))
+    fn __repr__(&self, python: Python<'_>) -> String {
+        // No more than a name: anything else may be as large as it likes once it is written out.
+        match self.callable.bind(python).cast::<PickledGlobal>() {
+            Ok(global) => format!("<object of {}, not made>", global.get().__repr__()),
+            Err(_) => "<object of something that has no name, not made>".to_owned(),
+        }
     }
 }
 
@@ -44,7 +56,8 @@ impl PickledCall {
 pub(crate) fn read_pickle<'py>(python: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let refused = |reason: String| ShardfeedError::new_err(format!("not a readable pickle: {reason}"));
     let pickle = python.detach(|| Pickle::parse(bytes)).map_err(|error| refused(error.to_string()))?;
-    // First everything by itself, then what each holds: lists may hold themselves. Tuples cannot, and come after what they hold.
+    python.detach(|| refuse_bottomless(&pickle)).map_err(refused)?;
+    // First everything by itself, then what each holds. Tuples come after what they hold.
     let mut values: Vec<Bound<'py, PyAny>> = Vec::with_capacity(pickle.nodes().len());
     for node in pickle.nodes() {
         let value = single(python, node, &values).map_err(refused);
@@ -81,6 +94,85 @@ pub(crate) fn read_pickle<'py>(python: Python<'py>, bytes: &[u8]) -> PyResult<Bo
         }
     }
     Ok(of(&pickle.root()).clone())
+}
+
+/// Refuses what holds itself, what is deeper than `NESTING_MAX`, and keys of more than `KEY_VALUES_MAX`.
+fn refuse_bottomless(pickle: &Pickle<'_>) -> Result<(), String> {
+    // Above what is looked at.
+    const UNDER_WAY: u32 = u32::MAX;
+    let nodes = pickle.nodes();
+    // How deep each goes; 0 is not known yet.
+    let mut depths = vec![0; nodes.len()];
+    // Values above the one that is looked at, what of them is still to be looked at, and how deep they are as far as is known.
+    let mut above: Vec<(usize, Vec<Id>, u32)> = Vec::new();
+    for start in 0..nodes.len() {
+        if depths[start] == 0 {
+            depths[start] = UNDER_WAY;
+            above.push((start, held(&nodes[start]), 1));
+        }
+        while let Some((at, left, depth)) = above.last_mut() {
+            if let Some(next) = left.pop().map(|id| id as usize) {
+                match depths[next] {
+                    UNDER_WAY => return Err("a value that holds itself".to_owned()),
+                    0 => {
+                        depths[next] = UNDER_WAY;
+                        above.push((next, held(&nodes[next]), 1));
+                    }
+                    known => *depth = (*depth).max(known + 1),
+                }
+            } else {
+                let (at, depth) = (*at, *depth);
+                depths[at] = depth;
+                above.pop();
+                if let Some((_, _, outer)) = above.last_mut() {
+                    *outer = (*outer).max(depth + 1);
+                }
+            }
+            if above.last().is_some_and(|(_, _, depth)| *depth > NESTING_MAX)
+                || above.len() > NESTING_MAX as usize
+            {
+                return Err(format!("values that lie in each other more than {NESTING_MAX} deep"));
+            }
+        }
+    }
+    refuse_large_keys(nodes)
+}
+
+fn refuse_large_keys(nodes: &[Node<'_>]) -> Result<(), String> {
+    let mut sizes: Vec<u64> = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        sizes.push(match node {
+            // It comes after what it holds.
+            Node::Tuple(items) => items
+                .iter()
+                .map(|id| sizes.get(*id as usize).copied().unwrap_or(u64::MAX))
+                .fold(1, u64::saturating_add),
+            _ => 1,
+        });
+    }
+    let is_large = |(key, _): &(Id, Id)| sizes[*key as usize] > KEY_VALUES_MAX;
+    let has_large = nodes.iter().any(|node| match node {
+        Node::Dict(entries) => entries.iter().any(is_large),
+        Node::Object(object) => object.entries.iter().any(is_large),
+        _ => false,
+    });
+    if has_large { Err(format!("a key of more than {KEY_VALUES_MAX} values")) } else { Ok(()) }
+}
+
+fn held(node: &Node<'_>) -> Vec<Id> {
+    let both =
+        |entries: &[(Id, Id)]| entries.iter().flat_map(|(key, value)| [*key, *value]).collect::<Vec<_>>();
+    match node {
+        Node::Tuple(items) | Node::List(items) | Node::Set(items) => items.clone(),
+        Node::Dict(entries) => both(entries),
+        Node::Object(object) => {
+            let mut held = both(&object.entries);
+            held.extend([object.callable, object.args]);
+            held.extend(object.state);
+            held
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// A value without what it holds, but for tuples.

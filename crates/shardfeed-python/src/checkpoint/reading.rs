@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use shardfeed::Error;
@@ -20,8 +20,12 @@ use crate::failure;
 /// How often whoever waits looks for Ctrl-C, and tells how far the read is.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long threads are waited for that were asked to stop.
+/// How long threads are waited for that were asked to stop because somebody wants to interrupt: what they have asked the system for, some
+/// megabytes each, comes within it from any disk that answers.
 const STOPPING: Duration = Duration::from_millis(40);
+
+/// How long they are if something else went wrong, for which nobody is in a hurry.
+const STOPPING_UNHURRIED: Duration = Duration::from_secs(5);
 
 /// `(file, offset, length, transforms)`
 #[derive(FromPyObject)]
@@ -232,10 +236,15 @@ impl CheckpointRead {
                     ));
                 }
             }
-            if let Err(error) = python.check_signals().and_then(|()| self.tell(progress)) {
+            let heard = python.check_signals();
+            let is_signal = heard.is_err();
+            if let Err(error) = heard.and_then(|()| self.tell(progress)) {
                 self.stop.stop();
-                // What is under way ends soon. If it does not, it writes nothing more, and keeps its memory alive until then.
-                drop(python.detach(move || receiver.recv_timeout(STOPPING)));
+                let is_hurried = is_signal || error.is_instance_of::<PyKeyboardInterrupt>(python);
+                // Nobody begins anything more. A disk that does not answer in time may still fill what each thread has asked it for, 4 MiB
+                // at most: the memory is kept alive for it until then.
+                let patience = if is_hurried { STOPPING } else { STOPPING_UNHURRIED };
+                drop(python.detach(move || receiver.recv_timeout(patience)));
                 return Err(error);
             }
         };
