@@ -71,6 +71,18 @@ pub(crate) fn sources(root: &Path, member: &Crate) -> Result<Vec<Source>, Failur
     Ok(found)
 }
 
+/// The names of a crate's examples, sorted. None at all is a failure, for the same reason.
+pub(crate) fn examples(root: &Path, name: &str) -> Result<Vec<String>, Failure> {
+    let folder = root.join("crates").join(name).join("examples");
+    let names = sorted_names(&folder)?;
+    let found: Vec<String> =
+        names.iter().filter_map(|name| Some(name.strip_suffix(".rs")?.to_owned())).collect();
+    if found.is_empty() {
+        return Err(Failure::new(format!("there is no example in {}", folder.display())));
+    }
+    Ok(found)
+}
+
 fn collect(folder: &Path, prefix: &str, found: &mut Vec<Source>) -> Result<(), Failure> {
     for name in sorted_names(folder)? {
         let place = folder.join(&name);

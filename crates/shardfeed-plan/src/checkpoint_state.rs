@@ -320,8 +320,8 @@ impl CheckpointState {
     }
 }
 
-/// Some seconds of hashing, and a gigabyte of samples where one worker has them all.
-const HASHED_MAX: u64 = 1 << 28;
+/// A second of hashing, and some 350 MB while they are put in order, where one worker has them all.
+const HASHED_MAX: u64 = 1 << 24;
 
 /// Far more threads than anybody has: each may leave a position behind that others have passed.
 const GAPS_MAX: u64 = 1 << 16;

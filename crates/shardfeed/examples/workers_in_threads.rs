@@ -3,7 +3,6 @@
 //! `cargo run -p shardfeed --example workers_in_threads`
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 
 use shardfeed::{
@@ -29,16 +28,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let loader = StreamingShardLoader::new(dataset.clone(), config(rank)?)?;
         loaders.push(Arc::new(loader.with_coordinator(Arc::clone(&coordinator))));
     }
-    // Nobody takes a sample before all threads of all workers are there.
-    let (all_are_there, now_at_work, most_at_work) =
-        (Barrier::new(WORKERS * THREADS), AtomicUsize::new(0), AtomicUsize::new(0));
+    // Each takes one sample, and no second one before all threads of all workers have theirs: so all are at work at the same time.
+    let all_have_one = Barrier::new(WORKERS * THREADS);
     let take = |loader: Arc<StreamingShardLoader<TensorDataset<u32, u8>>>| -> shardfeed::Result<Vec<u32>> {
-        let at_work = now_at_work.fetch_add(1, Relaxed) + 1;
-        most_at_work.fetch_max(at_work, Relaxed);
-        all_are_there.wait();
-        let samples = StreamingShardIterator::new(loader).map(|sample| Ok(sample?.0.as_slice()[0])).collect();
-        now_at_work.fetch_sub(1, Relaxed);
-        samples
+        let first = loader.next()?;
+        all_have_one.wait();
+        let first = first.into_iter().map(|sample| Ok(sample.0.as_slice()[0]));
+        first.chain(StreamingShardIterator::new(loader).map(|sample| Ok(sample?.0.as_slice()[0]))).collect()
     };
     let mut seen = BTreeSet::new();
     std::thread::scope(|scope| -> shardfeed::Result<()> {
@@ -52,16 +48,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let mut counts = Vec::new();
             for thread in threads {
                 let samples = thread.join().expect("it does not panic")?;
+                assert!(!samples.is_empty(), "every thread was at work");
                 assert!(samples.iter().all(|sample| seen.insert(*sample)), "no sample comes twice");
                 counts.push(samples.len());
             }
-            println!("worker {rank}: its {THREADS} threads took {counts:?} samples");
+            println!("worker {rank}, at work with the other: its {THREADS} threads took {counts:?} samples");
             assert_eq!(counts.iter().sum::<usize>(), SAMPLES / WORKERS);
         }
         Ok(())
     })?;
-    println!("{} threads were at work at the same time", most_at_work.load(Relaxed));
-    assert_eq!(most_at_work.load(Relaxed), WORKERS * THREADS);
     assert_eq!(seen.len(), SAMPLES);
 
     let state = coordinator.get_checkpoint(1)?.expect("worker 1 took 5,000 samples");

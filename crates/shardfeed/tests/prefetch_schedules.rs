@@ -192,7 +192,7 @@ fn a_snapshot_is_due_every_so_many_whatever_the_epoch() {
             while let Some(claimed) = queue.claim_at_once() {
                 due.extend(claimed.done().map(|snapshot| (epoch, snapshot.done.count())));
             }
-            queue.restart(Numbers { len: 3, version: epoch + 1 });
+            queue.follow(Numbers { len: 3, version: epoch + 1 });
         }
         assert_eq!(due, [(1, 1), (2, 2), (3, 3)]);
         // As if what is done had been handed out here.

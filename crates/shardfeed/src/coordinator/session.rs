@@ -14,6 +14,12 @@ use super::clock::{now_ms, unix_ms};
 use super::store::{Store, StoreError, Watch};
 use crate::{Error, Result, foreign};
 
+/// Requests' time for which a worker that leaves tries to hand its last checkpoint on: two thirds of a lease, six seconds at most.
+const FAREWELL_REQUESTS: u32 = 4;
+
+/// Between two such tries.
+const FAREWELL_PAUSE: Duration = Duration::from_millis(20);
+
 /// A worker's place in a job: a thread that drives the [`Worker`] machine, and what others know of it.
 pub(crate) struct Session {
     shared: Arc<Shared>,
@@ -271,7 +277,8 @@ impl Session {
     }
 }
 
-/// Leaves the job, if the store answers soon enough: who took part is then free for others at once.
+/// Hands on the checkpoint that was posted last and leaves the job, if the store answers soon enough: who took part is then free for
+/// others at once.
 impl Drop for Session {
     fn drop(&mut self) {
         self.shared.tell(|inbox| inbox.leaves = true);
@@ -337,8 +344,10 @@ impl Driver {
             return;
         }
         let mut checkpoint = None;
+        // Once it is to leave: when it does, though nobody has its checkpoint.
+        let mut leaves_by: Option<Instant> = None;
         while self.worker.end().is_none() && !self.is_refused() {
-            let inbox = self.wait();
+            let inbox = self.wait(leaves_by.is_some());
             if inbox.is_abandoned {
                 return;
             }
@@ -350,23 +359,32 @@ impl Driver {
             events.extend(inbox.commit);
             events.extend(inbox.is_hinted.then_some(Event::Hint));
             events.push_back(Event::Tick);
-            if inbox.leaves {
-                events.push_back(Event::Leave);
-            }
             if let Some(rate) = inbox.reported {
                 self.meter.report(now_ms(), rate);
             }
-            while let Some(event) = events.pop_front() {
-                self.step(event, &mut events);
-                if self.is_refused() {
-                    break;
-                }
-            }
+            self.step_all(events);
             checkpoint = inbox.checkpoint.or(checkpoint);
             if let Some(state) = checkpoint.take()
                 && !self.keep(&state)
             {
                 checkpoint = Some(state);
+            }
+            if inbox.leaves {
+                leaves_by = Some(Instant::now() + FAREWELL_REQUESTS * self.patience());
+            }
+            // Whose rank is another's has nobody to hand it to.
+            let is_waited_for = checkpoint.is_some() && !self.worker.has_rival();
+            if leaves_by.is_some_and(|by| !is_waited_for || Instant::now() >= by) {
+                self.step_all(VecDeque::from([Event::Leave]));
+            }
+        }
+    }
+
+    fn step_all(&mut self, mut events: VecDeque<Event>) {
+        while let Some(event) = events.pop_front() {
+            self.step(event, &mut events);
+            if self.is_refused() {
+                break;
             }
         }
     }
@@ -375,8 +393,8 @@ impl Driver {
         matches!(self.shared.seen().out, Some(Out::Refused(_)))
     }
 
-    /// Waits until there is something to do.
-    fn wait(&self) -> Inbox {
+    /// Waits until there is something to do; who is to leave tries again soon.
+    fn wait(&self, is_leaving: bool) -> Inbox {
         let mut inbox = self.shared.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let is_empty = !inbox.is_hinted
@@ -391,6 +409,11 @@ impl Driver {
             }
             // A machine that slept woke by another clock.
             let wakes = Duration::from_millis(wakes.min(1_000));
+            if is_leaving {
+                let wakes = wakes.min(FAREWELL_PAUSE);
+                let waited = self.shared.rings.wait_timeout(inbox, wakes);
+                return std::mem::take(&mut *waited.unwrap_or_else(PoisonError::into_inner).0);
+            }
             inbox = self.shared.rings.wait_timeout(inbox, wakes).unwrap_or_else(PoisonError::into_inner).0;
         }
     }

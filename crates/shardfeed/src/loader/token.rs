@@ -259,7 +259,8 @@ impl TokenLoader {
         let sequences = self.source.order.sequences();
         let no_step = || Error::NoStep { step, epoch };
         let mut state = self.state_in(epoch).ok_or_else(no_step)?;
-        if step >= state.steps.steps_before(sequences) {
+        let is_forgotten = state.steps.changes().first().is_some_and(|first| step < first.step);
+        if is_forgotten || step >= state.steps.steps_before(sequences) {
             return Err(no_step());
         }
         state.position = state.steps.position_after(step, sequences, &state.skips);
@@ -426,7 +427,8 @@ impl TokenLoader {
             StreamState::start(self.data.manifest().fingerprint(), settings, epoch, self.global_batch);
         let left = std::mem::replace(&mut self.state, start);
         let is_touched = left != StreamState { epoch: left.epoch, ..self.state.clone() };
-        if is_touched || self.before.is_none() {
+        // One that is passed over leaves what is known of an epoch before it, and of no other: it may be the same one, begun anew.
+        if is_touched || self.before.as_ref().is_none_or(|before| before.epoch >= left.epoch) {
             self.before = Some(left);
         }
         self.source = line_source(&self.data, &self.state.settings, epoch, self.on_corrupt)

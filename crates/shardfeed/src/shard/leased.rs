@@ -58,14 +58,19 @@ impl Leased {
         self.hands.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Commits what was handed out, as of a step, or else of the last that was named.
+    /// Commits what was handed out, as of a step, or else of the last that was named; nothing, if less than `fresh_min` is fresh: while
+    /// somebody waited for a turn, others may have committed it.
     pub fn commit<S, T>(
         &self,
         step: Option<u64>,
+        fresh_min: u64,
         snapshot: impl FnOnce() -> S,
         commit: impl FnOnce(S, Option<u64>) -> Result<T>,
-    ) -> Result<T> {
+    ) -> Result<Option<T>> {
         let mut last_step = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.fresh() < fresh_min {
+            return Ok(None);
+        }
         *last_step = step.or(*last_step);
         let (handed_out, snapshot) = {
             let _nobody = self.hands.write().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +78,7 @@ impl Leased {
         };
         let done = commit(snapshot, *last_step)?;
         self.committed.store(handed_out, Relaxed);
-        Ok(done)
+        Ok(Some(done))
     }
 
     /// Goes on to another epoch, while nobody commits something of this one. What was not committed is not done.

@@ -257,7 +257,9 @@ impl<D: Dataset> StreamingShardLoader<D> {
             && let Some(claimed) = queue.claim_at_once()
         {
             let place = claimed.place;
-            let sample = meter.load_for_caller(claimed.position, || dataset.get(place.index as usize))?;
+            let sample = meter
+                .load_for_caller(claimed.position, || dataset.get(place.index as usize))
+                .inspect_err(|_| meter.note_in_vain())?;
             finish(place, claimed.done());
             return Ok(Some(sample));
         }
@@ -279,12 +281,15 @@ impl<D: Dataset> StreamingShardLoader<D> {
                     // Given back if the data set panics, too.
                     let claimed = Claimed { queue, ticket: Some(ticket) };
                     let index = ticket.place.index as usize;
-                    let sample = meter.load_for_caller(ticket.position, || dataset.get(index))?;
+                    let sample = meter
+                        .load_for_caller(ticket.position, || dataset.get(index))
+                        .inspect_err(|_| meter.note_in_vain())?;
                     // Somebody may have gone elsewhere meanwhile: then this is not the next sample.
                     if let Ok(snapshot) = claimed.done() {
                         finish(ticket.place, snapshot);
                         return Ok(Some(sample));
                     }
+                    meter.note_in_vain();
                 }
             }
         }
@@ -296,8 +301,10 @@ impl<D: Dataset> StreamingShardLoader<D> {
         loop {
             leased.session.check()?;
             // Whoever asks for the next is done with those before.
-            if interval.is_some_and(|interval| leased.fresh() >= interval) {
-                self.commit_leased(leased, None)?;
+            if let Some(interval) = interval
+                && leased.fresh() >= interval
+            {
+                self.commit_leased(leased, None, interval)?;
             }
             let deliveries = leased.session.deliveries();
             let hand = leased.hand();
@@ -312,7 +319,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
                 if interval.is_none() {
                     return Ok(None);
                 }
-                self.commit_leased(leased, None)?;
+                self.commit_leased(leased, None, 1)?;
                 continue;
             }
             let since = Instant::now();
@@ -329,13 +336,16 @@ impl<D: Dataset> StreamingShardLoader<D> {
         }
     }
 
-    fn commit_leased(&self, leased: &Leased, step: Option<u64>) -> Result<()> {
+    /// If so many samples are not committed yet.
+    fn commit_leased(&self, leased: &Leased, step: Option<u64>, fresh_min: u64) -> Result<()> {
         let commit = |snapshot: Snapshot<ShardStream>, step| {
             let state = self.checkpoint(&snapshot, step);
             leased.session.commit(done_of(&snapshot), step, Box::new(state.clone()))?;
             Ok(state)
         };
-        let state = leased.commit(step, || self.shared.queue.snapshot(), commit)?;
+        let Some(state) = leased.commit(step, fresh_min, || self.shared.queue.snapshot(), commit)? else {
+            return Ok(());
+        };
         self.shared.meter.checkpoints.fetch_add(1, Relaxed);
         // It is committed, whatever becomes of the file: whoever is told otherwise would discard it.
         if let Some(path) = self.shared.config.checkpoint_path() {
@@ -369,6 +379,10 @@ impl<D: Dataset> StreamingShardLoader<D> {
     /// cannot be loaded is an error of its own call of `next`.
     pub fn prefetch(&self, samples: usize) -> Result<()> {
         let Shared { queue, meter, .. } = &*self.shared;
+        if self.is_epoch_over() {
+            // Time goes on counting with the next sample.
+            return Ok(());
+        }
         meter.begin();
         let since = Instant::now();
         queue.fill(samples as u64, |index| self.shared.load_ahead(index));
@@ -424,7 +438,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
         let stream =
             ShardStream::new(partition, config.rank(), stream.epoch.saturating_add(u64::from(is_over)));
         let mut saved = self.saved();
-        if let Some(number) = queue.restart_since(number, stream)
+        if let Some(number) = queue.restart_since(number, stream, is_over)
             && !is_over
         {
             saved.since = number;
@@ -439,9 +453,10 @@ impl<D: Dataset> StreamingShardLoader<D> {
             let goes_on = done.count() == before.len() && before.epoch.checked_add(1) == Some(epoch);
             let stream = ShardStream::new(partition, config.rank(), epoch);
             let mut saved = self.saved();
-            let number = queue.restart(stream);
-            if !goes_on {
-                saved.since = number;
+            if goes_on {
+                queue.follow(stream);
+            } else {
+                saved.since = queue.restart(stream);
             }
             return;
         };
@@ -496,7 +511,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
 
     fn commit_as(&self, step: Option<u64>) -> Result<()> {
         if let Some(leased) = &self.leased {
-            return self.commit_leased(leased, step);
+            return self.commit_leased(leased, step, 0);
         }
         // The lock first: nobody saves a later one between this snapshot and its saving.
         let mut saved = self.saved();

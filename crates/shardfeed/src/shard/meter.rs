@@ -33,6 +33,8 @@ pub struct StreamingStats {
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     loads: Timed,
+    /// Loads by callers that came to nothing.
+    in_vain: AtomicU64,
     /// Nanoseconds that callers waited, for those who load ahead or for a lease.
     waited_ns: AtomicU64,
     /// Whether samples are known to take little: not before one was timed.
@@ -108,6 +110,12 @@ impl Meter {
         if is_timed { self.load(load) } else { load() }
     }
 
+    /// A load by a caller came to nothing: it failed, or nobody wanted it any more.
+    #[cold]
+    pub fn note_in_vain(&self) {
+        self.in_vain.fetch_add(1, Relaxed);
+    }
+
     /// A caller waited, and did not load.
     pub fn waited(&self, since: Instant) {
         self.waited_ns.fetch_add(since.elapsed().as_nanos() as u64, Relaxed);
@@ -115,7 +123,7 @@ impl Meter {
 
     pub fn stats(&self, counts: Counts) -> StreamingStats {
         let remote_samples = counts.foreign + counts.remote;
-        let loading = counts.by_callers as f64 * self.loads.mean_ns();
+        let loading = (counts.by_callers + self.in_vain.load(Relaxed)) as f64 * self.loads.mean_ns();
         let waited = loading + self.waited_ns.load(Relaxed) as f64;
         let ended = self.ended_ns.load(Relaxed);
         let running = || self.started.get().map_or(0.0, |started| started.elapsed().as_nanos() as f64);

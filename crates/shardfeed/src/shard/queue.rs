@@ -465,8 +465,13 @@ impl<S: Stream, T> Queue<S, T> {
         }
     }
 
-    /// Goes on with another stream, from its beginning on. Returns the number of snapshots from now on.
+    /// Goes elsewhere, to the beginning of a stream. Returns the number of snapshots from now on.
     pub fn restart(&self, stream: S) -> u64 {
+        self.restore(stream, Done::default())
+    }
+
+    /// Goes on with the stream that follows on what has been handed out.
+    pub fn follow(&self, stream: S) -> u64 {
         self.restart_locked(self.lock(), stream, Done::default())
     }
 
@@ -477,10 +482,16 @@ impl<S: Stream, T> Queue<S, T> {
         self.restart_locked(state, stream, done)
     }
 
-    /// The same, unless it was restarted since a snapshot of this number.
-    pub fn restart_since(&self, number: u64, stream: S) -> Option<u64> {
-        let state = self.lock();
-        (state.number == number).then(|| self.restart_locked(state, stream, Done::default()))
+    /// Either, unless that was done since a snapshot of this number.
+    pub fn restart_since(&self, number: u64, stream: S, follows: bool) -> Option<u64> {
+        let mut state = self.lock();
+        if state.number != number {
+            return None;
+        }
+        if !follows {
+            state.since_snapshot = 0;
+        }
+        Some(self.restart_locked(state, stream, Done::default()))
     }
 
     fn restart_locked(&self, mut state: MutexGuard<'_, State<S, T>>, stream: S, done: Done) -> u64 {

@@ -167,3 +167,35 @@ fn without_a_majority_leased_work_goes_on_while_the_lease_holds_then_waits_and_n
     let all: Vec<usize> = handed_out.lock().unwrap().iter().map(|(sample, _)| *sample).collect();
     assert_eq!(all, (0..SAMPLES).collect::<Vec<_>>());
 }
+
+#[test]
+fn who_commits_and_leaves_at_once_has_handed_its_checkpoint_on() {
+    let etcd = Etcd::start(1);
+    let coordinator = Arc::new(StreamCoordinator::connect(&etcd.url("short"), config()).unwrap());
+    for round in 1..=20_u64 {
+        // Another store's client each time: some have not even joined when they end.
+        let own = Arc::new(StreamCoordinator::connect(&etcd.url("short"), config()).unwrap());
+        let numbers = Numbers { len: 1000, delay: Duration::ZERO };
+        let loader = StreamingShardLoader::new(numbers, config()).unwrap().with_coordinator(own);
+        for _ in 0..round {
+            loader.next().unwrap().unwrap();
+        }
+        loader.commit_step(round).unwrap();
+        drop(loader);
+        let state = coordinator.get_checkpoint(0).unwrap().expect("it was handed on");
+        assert_eq!((state.position as u64, state.step), (round, Some(round)));
+    }
+}
+
+#[test]
+fn who_leaves_while_the_coordinator_is_away_does_not_wait_for_it() {
+    let mut etcd = Etcd::start(1);
+    let coordinator = Arc::new(StreamCoordinator::connect(&etcd.url("away"), config()).unwrap());
+    let numbers = Numbers { len: 1000, delay: Duration::ZERO };
+    let loader = StreamingShardLoader::new(numbers, config()).unwrap().with_coordinator(coordinator);
+    loader.next().unwrap().unwrap();
+    etcd.kill(0);
+    wait_until("it is away", || loader.coordinator_trouble().is_some());
+    loader.commit().unwrap();
+    without_waiting("who leaves", move || drop(loader));
+}

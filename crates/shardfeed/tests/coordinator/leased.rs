@@ -86,12 +86,31 @@ fn nobody_fails_and_each_has_its_own() {
 }
 
 #[test]
+fn several_callers_of_a_loader_commit_what_is_due_once() {
+    const THREADS: usize = 4;
+    let numbers = |_| Numbers { len: 2000, delay: Duration::ZERO };
+    let config = |rank| config(1, rank).with_fault_tolerance(1).with_checkpointing(10);
+    in_threads(1, &numbers, &config, &|_, loader| {
+        let taken = std::thread::scope(|scope| {
+            let take = || std::iter::from_fn(|| loader.next().unwrap()).collect::<Vec<_>>();
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(take)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        // One for every ten samples, and in the end one for what each caller may have been late with.
+        let checkpoints = loader.get_stats().num_checkpoints as usize;
+        assert!(checkpoints <= 2000 / 10 + THREADS, "{checkpoints}");
+        taken
+    });
+}
+
+#[test]
 fn who_waits_for_work_is_not_busy() {
     let config = |rank| config(2, rank).with_fault_tolerance(1);
-    // One has nothing to wait for but the other.
-    let numbers = |rank| Numbers { len: 60, delay: Duration::from_millis([0, 10][rank]) };
+    // One has nothing to wait for but the other, which takes a second and a half.
+    let numbers = |rank| Numbers { len: 60, delay: Duration::from_millis([0, 50][rank]) };
     in_threads(2, &numbers, &config, &|rank, loader| {
-        let all = work(loader, 1, EVERYTHING).unwrap();
+        // Few commits: they are work.
+        let all = work(loader, 15, EVERYTHING).unwrap();
         let stats = loader.get_stats();
         assert!(rank == 1 || stats.worker_utilization < 0.5, "{stats:?}");
         all

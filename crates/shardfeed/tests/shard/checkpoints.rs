@@ -59,6 +59,28 @@ fn every_so_many_samples_are_counted_over_epochs() {
 }
 
 #[test]
+fn who_goes_elsewhere_counts_anew() {
+    let go = [
+        |loader: &StreamingShardLoader<Numbers>| loader.reset(),
+        |loader: &StreamingShardLoader<Numbers>| loader.set_epoch(0),
+        |loader: &StreamingShardLoader<Numbers>| loader.set_epoch(5),
+    ];
+    for go in go {
+        let coordinator = Arc::new(StreamCoordinator::new(config(2, 0)).unwrap());
+        let loader =
+            StreamingShardLoader::new(Numbers::new(80), config(2, 1).with_checkpointing(10)).unwrap();
+        let loader = loader.with_coordinator(Arc::clone(&coordinator));
+        take(&loader, 7);
+        go(&loader);
+        for taken in 1..=25 {
+            loader.next().unwrap().unwrap();
+            let held = coordinator.get_checkpoint(1).unwrap().map_or(0, |state| state.position);
+            assert_eq!(held, taken / 10 * 10);
+        }
+    }
+}
+
+#[test]
 fn what_belongs_to_a_step_of_the_trainer_is_not_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("rank0.json");

@@ -100,6 +100,8 @@ fn a_checkpoint_taken_while_samples_are_on_their_way_is_continued_with_the_other
                 });
             }
             let look = || {
+                // Whatever the machine does meanwhile, not more of them than it can hold.
+                std::thread::sleep(Duration::from_millis(1));
                 let before = had.lock().unwrap().clone();
                 (!is_over.load(Relaxed)).then(|| (before, loader.get_checkpoint()))
             };

@@ -165,6 +165,44 @@ fn the_epoch_before_is_remembered_with_its_skips_and_changes_of_the_global_batch
 }
 
 #[test]
+fn an_epoch_that_is_begun_anew_has_forgotten_what_was_skipped_of_it() {
+    let (dir, _) = some_dir();
+    let build = || Wish::default().builder(dir.path(), 8).build().unwrap();
+    let mut loader = build();
+    loader.skip(1..3).unwrap();
+    loader.set_epoch(1);
+    assert_eq!(loader.state_after(0, 0).unwrap().skips.ranges().len(), 1);
+    // Its batches come from loaders elsewhere: nothing is asked of this one.
+    loader.set_epoch(0);
+    loader.set_epoch(1);
+    assert_eq!(loader.state_after(0, 0).unwrap(), build().state_after(0, 0).unwrap());
+    // The one before is known, also after somebody went back.
+    loader.set_epoch(5);
+    loader.set_epoch(3);
+    loader.set_epoch(4);
+    assert_eq!(loader.state_after(3, 0).unwrap().epoch, 3);
+}
+
+#[test]
+fn a_step_before_the_changes_of_the_global_batch_that_are_remembered_has_no_state_after_it() {
+    let (dir, _) = some_dir();
+    let build = |global_batch| Wish::default().builder(dir.path(), global_batch).build().unwrap();
+    let mut loader = build(2);
+    let mut steps = Vec::new();
+    for change in 0..12_u32 {
+        let mut next = build(2 + change % 2);
+        next.load_state(loader.state()).unwrap();
+        loader = next;
+        steps.push(loader.next_batch().unwrap().unwrap().step);
+    }
+    let first = loader.state().steps.changes()[0].step;
+    assert!(first > 0, "some were forgotten: {:?}", loader.state().steps);
+    for step in steps {
+        assert_eq!(loader.state_after(0, step).is_ok(), step >= first, "step {step}");
+    }
+}
+
+#[test]
 fn who_has_no_patience_gets_nothing_and_loses_nothing() {
     let (dir, _) = some_dir();
     let expected = rest(&mut Wish::default().builder(dir.path(), 12).build().unwrap());
