@@ -58,6 +58,29 @@ fn every_row_has_what_was_written() {
     assert!(error.contains("row 200 does not exist; there are 200"), "{error}");
 }
 
+/// What `testdata/texts/make.py` writes into a row.
+fn text_of(row: usize) -> Value {
+    match row % 7 {
+        3 => Value::Null,
+        _ => Value::Text(format!("row {}{}", "ab".repeat(row % 9), row / 3)),
+    }
+}
+
+#[test]
+fn texts_that_are_stored_by_their_lengths_have_what_was_written() {
+    let rows =
+        ParquetDataset::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/texts")).unwrap();
+    assert_eq!(rows.len(), 5 * 906);
+    for index in 0..rows.len() {
+        let (row, number) = (rows.get(index).unwrap(), index % 906);
+        assert_eq!(row.get("text"), Some(&text_of(number)), "row {index}");
+        let required = text_of(number).as_text().unwrap_or_default().as_bytes().to_vec();
+        assert_eq!(row.get("required"), Some(&Value::Bytes(required.into())), "row {index}");
+        let texts = (number..number + number % 4).map(text_of).collect();
+        assert_eq!(row.get("texts"), Some(&Value::List(texts)), "row {index}");
+    }
+}
+
 #[test]
 fn only_what_is_asked_for_is_decoded_and_what_is_not_there_is_named() {
     let builder = || ParquetDataset::builder(tables().as_path());

@@ -688,7 +688,7 @@ fn count_present(mut definition: Levels, present_level: u8, slots: usize) -> Res
 }
 
 /// Splits off bytes whose length stands before them in four bytes.
-fn take_prefixed(bytes: &Bytes) -> Result<(Bytes, Bytes), String> {
+pub(crate) fn take_prefixed(bytes: &Bytes) -> Result<(Bytes, Bytes), String> {
     let len = bytes.first_chunk::<4>().map(|len| u32::from_le_bytes(*len) as usize);
     match len {
         Some(len) if len <= bytes.len() - 4 => Ok((bytes.slice(4..4 + len), bytes.slice(4 + len..))),

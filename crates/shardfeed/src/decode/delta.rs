@@ -3,7 +3,7 @@ use super::unpack::{BLOCK, unpack_block, unpack_one};
 
 /// Values of a delta-encoded page: each is told by how much it differs from the one before, in small blocks.
 #[derive(Clone, Debug)]
-pub(super) struct Deltas {
+pub(crate) struct Deltas {
     at: usize,
     /// Values of a block's part that share a bit width.
     part_len: usize,
@@ -50,6 +50,17 @@ impl Deltas {
             has_first: true,
             left: count,
         })
+    }
+
+    /// How many values there are that nobody has taken.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Where they end, once all are taken: parts in which there are none take no bytes.
+    pub fn end(&self) -> usize {
+        let part = if self.part < self.parts { self.part_len / 8 * self.bit_width as usize } else { 0 };
+        self.at + part
     }
 
     /// Hands the next `count` values to `take`, a few at a time, and in order. Those of 32-bit columns are right in
@@ -201,6 +212,7 @@ mod tests {
                 deltas.read(&bytes, portion, |some| out.extend_from_slice(some)).unwrap();
             }
             prop_assert_eq!(out, values);
+            prop_assert_eq!((deltas.left(), deltas.end()), (0, bytes.len()));
             prop_assert!(deltas.read(&bytes, 1, |_| ()).is_err());
         }
 

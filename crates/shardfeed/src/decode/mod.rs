@@ -16,7 +16,8 @@ mod inflate; // a compressed page  -> no more bytes than it claims
 mod pages; // a column chunk       -> its pages, none larger than allowed
 mod cursor; // pages               -> segments of rows, and their tokens
 
-pub(crate) use cursor::damaged_pages;
 pub use cursor::{RowGroupCursor, Segment};
+pub(crate) use cursor::{damaged_pages, take_prefixed};
+pub(crate) use delta::Deltas;
 pub(crate) use inflate::Inflate;
 pub(crate) use values::Room;

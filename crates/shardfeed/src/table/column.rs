@@ -2,11 +2,12 @@ use parquet::basic::{ConvertedType, LogicalType, Repetition, Type as PhysicalTyp
 use parquet::column::page::PageReader;
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{
-    AsBytes, BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type,
-    Int64Type, Int96, Int96Type,
+    AsBytes, BoolType, ByteArray, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType,
+    Int32Type, Int64Type, Int96, Int96Type,
 };
 use parquet::schema::types::{ColumnDescPtr, ColumnDescriptor, Type};
 
+use super::guarded::{ColumnShape, TOO_MANY};
 use super::value::Value;
 
 /// A column of a file's schema, as far as its values are concerned.
@@ -86,6 +87,22 @@ impl Leaf {
         self.descriptor.path().string()
     }
 
+    /// What decoding it takes.
+    pub fn shape(&self) -> ColumnShape {
+        let value = match self.descriptor.physical_type() {
+            PhysicalType::BOOLEAN => size_of::<bool>(),
+            PhysicalType::INT32 | PhysicalType::FLOAT => 4,
+            PhysicalType::INT64 | PhysicalType::DOUBLE => 8,
+            PhysicalType::INT96 => size_of::<Int96>(),
+            PhysicalType::BYTE_ARRAY | PhysicalType::FIXED_LEN_BYTE_ARRAY => size_of::<ByteArray>(),
+        };
+        ColumnShape {
+            decoded_bytes: (value + 2 * size_of::<i16>()) as u64,
+            is_repeated: self.descriptor.max_rep_level() > 0,
+            has_definition: self.descriptor.max_def_level() > 0,
+        }
+    }
+
     /// Whether it is the column of this name, or part of it.
     pub fn is_in(&self, name: &str) -> bool {
         let own = self.name();
@@ -139,6 +156,11 @@ fn is_element(list: &Type) -> bool {
         || repeated.get_fields().len() != 1
         || name == "array"
         || name.strip_suffix("_tuple") == Some(list.name())
+}
+
+/// An error if bytes are more than there is room for.
+fn fits(bytes: usize, room: u64) -> Result<(), String> {
+    if bytes as u64 > room { Err(TOO_MANY.to_owned()) } else { Ok(()) }
 }
 
 impl Column {
@@ -202,9 +224,10 @@ impl Column {
         bytes_max: u64,
     ) -> Result<Vec<T::T>, String> {
         let mut numbers = Vec::new();
-        self.read_all::<T>(pages, bytes_max, |values| {
+        self.read_all::<T>(pages, bytes_max, |values, room| {
+            fits(size_of::<T::T>() * (numbers.len() + values.len()), room)?;
             numbers.append(values);
-            size_of::<T::T>() * numbers.len()
+            Ok(())
         })?;
         Ok(numbers)
     }
@@ -215,22 +238,25 @@ impl Column {
         bytes_max: u64,
     ) -> Result<Values, String> {
         let (mut bytes, mut ends) = (Vec::new(), Vec::new());
-        self.read_all::<T>(pages, bytes_max, |values| {
+        self.read_all::<T>(pages, bytes_max, |values, room| {
             for value in values.drain(..) {
-                bytes.extend_from_slice(value.as_bytes());
+                // Each by itself: values of a dictionary share their bytes, and a few of them can be more than there is room for.
+                let value = value.as_bytes();
+                fits(bytes.len() + value.len() + size_of::<u64>() * (ends.len() + 1), room)?;
+                bytes.extend_from_slice(value);
                 ends.push(bytes.len() as u64);
             }
-            bytes.len() + 8 * ends.len()
+            Ok(())
         })?;
         Ok(Values::Bytes { bytes, ends })
     }
 
-    /// `keep` takes the values of a portion and returns the bytes of all so far.
+    /// `keep` takes the values of a portion, if all so far fit into so many bytes.
     fn read_all<T: DataType>(
         &mut self,
         pages: Box<dyn PageReader>,
         bytes_max: u64,
-        mut keep: impl FnMut(&mut Vec<T::T>) -> usize,
+        mut keep: impl FnMut(&mut Vec<T::T>, u64) -> Result<(), String>,
     ) -> Result<(), String> {
         let descriptor = &self.leaf.descriptor;
         let mut reader = ColumnReaderImpl::<T>::new(descriptor.clone(), pages);
@@ -258,6 +284,15 @@ impl Column {
             if self.definition.is_empty() && repetition.first().is_some_and(|&level| level > 0) {
                 return Err("it begins in the middle of a row".to_owned());
             }
+            // Before anything is kept: one row may be more than there is room for.
+            let starts = match (max_definition, max_repetition) {
+                (0, _) => 0,
+                (_, 0) => levels,
+                _ => repetition.iter().filter(|&&level| level == 0).count(),
+            };
+            let kept = self.definition.len() + self.repetition.len() + 8 * self.slot_starts.len();
+            let level_bytes = (kept + definition.len() + repetition.len() + 8 * starts) as u64;
+            keep(&mut values, bytes_max.checked_sub(level_bytes).ok_or(TOO_MANY)?)?;
             if max_definition > 0 {
                 for slot in 0..levels {
                     if max_repetition == 0 || repetition[slot] == 0 {
@@ -271,10 +306,6 @@ impl Column {
                     value_count += usize::from(definition[slot] == max_definition);
                 }
                 self.repetition.extend(repetition.iter().map(|&level| level as u8));
-            }
-            let taken = keep(&mut values) as u64 + self.level_bytes();
-            if taken > bytes_max {
-                return Err(super::guarded::TOO_MANY.to_owned());
             }
         }
         let starts = if max_definition > 0 { self.slot_starts.len() } else { rows };

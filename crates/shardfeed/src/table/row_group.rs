@@ -57,8 +57,7 @@ impl DecodedRowGroup {
                 let file = Arc::new(GuardedFile::new(handle, file_len, left.max(PAGE_BYTES_MIN)));
                 let pages =
                     SerializedPageReader::new(file, chunk, rows, None).map_err(|error| error.to_string())?;
-                let pages = GuardedPages { pages, values_left: left };
-                Column::read(leaf, Box::new(pages), rows, left)
+                Column::read(leaf, Box::new(GuardedPages::new(pages, leaf.shape(), left)), rows, left)
             });
             let column = column.and_then(|column| column).map_err(|reason| {
                 damaged(if reason.contains(TOO_MANY) {
