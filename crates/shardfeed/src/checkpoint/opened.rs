@@ -56,7 +56,9 @@ impl Checkpoint {
 
     /// The same, in another way.
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
-        let opened = Self::look_at(Found::open(path.as_ref(), options)?)?;
+        let found = Found::open(path.as_ref(), options)?;
+        let implausible = found.implausible();
+        let opened = Self::look_at(found, implausible)?;
         // One rank's metadata know its own parts; what is missing is said to those who ask for it.
         let is_whole = opened.covers.iter().all(|cover| matches!(cover, Cover::Exact | Cover::Overlapping));
         if !is_whole && !opened.found.is_rank_local() {
@@ -85,13 +87,15 @@ impl Checkpoint {
         }) {
             return Err(refused(path, format!("{name} is stored in no file that is named")));
         }
-        Self::look_at(found)
+        // Too few bytes are no damage yet: the item may be of another type, which is seen when it is read into memory that is there.
+        Self::look_at(found, Vec::new())
     }
 
-    fn look_at(found: Found) -> Result<Self> {
+    /// What is wrong besides is part of the report.
+    fn look_at(found: Found, mut failures: Vec<ItemFailure>) -> Result<Self> {
         let looked_at = found.look_at_files();
-        let mut failures =
-            found.misplaced(|file| looked_at[file as usize].as_ref().ok().map(|facts| facts.len));
+        failures
+            .extend(found.misplaced(|file| looked_at[file as usize].as_ref().ok().map(|facts| facts.len)));
         let mut files = Vec::new();
         for (name, facts) in found.metadata.files.iter().zip(looked_at) {
             match facts {
@@ -269,20 +273,25 @@ impl Found {
                 reason,
             })
         });
-        let mut failures: Vec<ItemFailure> = past.collect();
-        for tensor in &self.metadata.tensors {
-            for (chunk, reason) in
-                tensor.chunks.iter().filter_map(|chunk| Some((chunk, implausible(tensor, chunk)?)))
-            {
-                failures.push(ItemFailure {
-                    path: self.path_of(&self.metadata.files[chunk.item.file as usize]),
-                    item: tensor.name.clone(),
-                    offset: chunk.item.offset,
-                    reason,
-                });
-            }
-        }
-        failures
+        past.collect()
+    }
+
+    /// Chunks that cannot be stored in as few bytes as it says.
+    pub(crate) fn implausible(&self) -> Vec<ItemFailure> {
+        let chunks = self
+            .metadata
+            .tensors
+            .iter()
+            .flat_map(|tensor| tensor.chunks.iter().map(move |chunk| (tensor, chunk)));
+        let failure = |(tensor, chunk): (&StoredTensor, &StoredChunk)| {
+            Some(ItemFailure {
+                path: self.path_of(&self.metadata.files[chunk.item.file as usize]),
+                item: tensor.name.clone(),
+                offset: chunk.item.offset,
+                reason: implausible(tensor, chunk)?,
+            })
+        };
+        chunks.filter_map(failure).collect()
     }
 
     pub(crate) fn failure(&self, file: &str, reason: String) -> ItemFailure {

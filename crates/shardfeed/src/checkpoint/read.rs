@@ -5,7 +5,7 @@ use shardfeed_plan::checkpoint::{Dtype, StoredChunk, StoredTensor};
 use super::bytes::{FileBytes, make_room};
 use super::destination::Destinations;
 use super::locate::{Headers, Located, locate};
-use super::opened::Checkpoint;
+use super::opened::{Checkpoint, implausible};
 use super::options::{DirectIo, ReadOptions};
 use super::raw::RawItem;
 use super::wanted::{Asked, ReadPlan};
@@ -73,6 +73,7 @@ impl Checkpoint {
     pub(crate) fn read_with(&self, name: &str, asked: Asked, options: &ReadOptions) -> Result<TensorData> {
         let tensor = &self.tensors()[self.tensor_index(name)?];
         let len = self.resolve(name, asked.ranges(), 0, &mut Vec::new())?;
+        self.check_plausible(tensor)?;
         let sizes = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).collect();
         let shape = asked.ranges().map_or_else(|| tensor.shape.clone(), sizes);
         let mut bytes = Vec::new();
@@ -105,6 +106,7 @@ impl Checkpoint {
                     break;
                 }
                 bytes += tensor.bytes();
+                self.check_plausible(tensor)?;
                 let mut memory = Vec::new();
                 make_room(&mut memory, tensor.bytes())
                     .map_err(|reason| Error::Invalid(format!("{name}: {reason}")))?;
@@ -122,6 +124,17 @@ impl Checkpoint {
             group.into_iter().try_for_each(|(name, tensor)| each(name, tensor))?;
         }
         Ok(stats)
+    }
+
+    /// Before memory is made for a tensor: metadata that somebody else gave may claim what nobody has room for.
+    fn check_plausible(&self, tensor: &StoredTensor) -> Result<()> {
+        let flaw = |chunk| {
+            implausible(tensor, chunk).map(|reason| self.item_failure(&chunk.item, &tensor.name, reason))
+        };
+        match tensor.chunks.iter().find_map(flaw) {
+            Some(failure) => Err(Error::CheckpointDamaged(Failures(vec![failure]))),
+            None => Ok(()),
+        }
     }
 
     /// Everything that a plan asks for, into its memory. If anything fails, all failures that were met are in the error, and what is

@@ -1,5 +1,6 @@
 //! Parts of stored chunks, each to places of its own: what other languages' tensors ask for.
 
+use shardfeed::Error;
 use shardfeed::checkpoint::{
     Checkpoint, Dtype, Metadata, OpenOptions, Part, PlacedPart, Placement, RawItem, ReadOptions, ReadPlan,
     Stop, write_sample,
@@ -152,6 +153,39 @@ fn what_somebody_else_describes_is_opened_and_checked() {
     assert!(error.contains("outside of the checkpoint"), "{error}");
     let error = Checkpoint::open_described(dir.path(), Metadata { files: vec![], ..metadata }, &options);
     assert!(error.unwrap_err().to_string().contains("is stored in no file"));
+}
+
+/// A planner that converts saves fewer bytes than the metadata say, and who described that knows what to do about it.
+#[test]
+fn what_is_described_larger_than_it_is_stored_fails_where_it_is_read_and_takes_no_memory() {
+    let dir = scratch();
+    write_sample(dir.path()).unwrap();
+    let known = open(dir.path());
+    let (tensor, _) = weight(&known);
+    let mut claimed = known.tensors()[tensor].clone();
+    claimed.shape = vec![1 << 20, 1 << 20];
+    claimed.chunks.truncate(1);
+    claimed.chunks[0].part = Part { offsets: vec![0, 0], sizes: claimed.shape.clone() };
+    let metadata =
+        Metadata { tensors: vec![claimed], files: known.metadata().files.clone(), ..Metadata::default() };
+    let described = Checkpoint::open_described(dir.path(), metadata, &OpenOptions::default()).unwrap();
+    for error in [
+        described.read("model.weight").unwrap_err(),
+        described.read_slice("model.weight", &[0..1 << 20, 0..1 << 20]).unwrap_err(),
+        described.read_each(["model.weight"], |_, _| Ok(())).unwrap_err(),
+    ] {
+        let error = error.to_string();
+        assert!(error.contains("model.weight at byte") && error.contains("cannot be stored in"), "{error}");
+    }
+    let mut memory = [0; 16];
+    let mut plan = ReadPlan::new();
+    plan.read_slice("model.weight", &[0..1, 0..4], &mut memory);
+    match described.read_into(plan).unwrap_err() {
+        Error::CheckpointDamaged(failures) => {
+            assert!(failures.0.iter().all(|failure| failure.is_other_than_described()), "{failures}");
+        }
+        other => panic!("{other}"),
+    }
 }
 
 #[test]
