@@ -75,7 +75,7 @@ fn texts_that_are_stored_by_their_lengths_have_what_was_written() {
         let (row, number) = (rows.get(index).unwrap(), index % 906);
         assert_eq!(row.get("text"), Some(&text_of(number)), "row {index}");
         let required = text_of(number).as_text().unwrap_or_default().as_bytes().to_vec();
-        assert_eq!(row.get("required"), Some(&Value::Bytes(required.into())), "row {index}");
+        assert_eq!(row.get("required"), Some(&Value::Bytes(required)), "row {index}");
         let texts = (number..number + number % 4).map(text_of).collect();
         assert_eq!(row.get("texts"), Some(&Value::List(texts)), "row {index}");
     }

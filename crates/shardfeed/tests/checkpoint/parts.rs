@@ -2,8 +2,8 @@
 
 use shardfeed::Error;
 use shardfeed::checkpoint::{
-    Checkpoint, Dtype, Metadata, OpenOptions, Part, PlacedPart, Placement, RawItem, ReadOptions, ReadPlan,
-    Stop, write_sample,
+    Checkpoint, Dtype, ItemFailure, Metadata, OpenOptions, Part, PlacedPart, Placement, RawItem, ReadOptions,
+    ReadPlan, Stop, write_sample,
 };
 
 use crate::support::{open, scratch, ways};
@@ -182,7 +182,7 @@ fn what_is_described_larger_than_it_is_stored_fails_where_it_is_read_and_takes_n
     plan.read_slice("model.weight", &[0..1, 0..4], &mut memory);
     match described.read_into(plan).unwrap_err() {
         Error::CheckpointDamaged(failures) => {
-            assert!(failures.0.iter().all(|failure| failure.is_other_than_described()), "{failures}");
+            assert!(failures.0.iter().all(ItemFailure::is_other_than_described), "{failures}");
         }
         other => panic!("{other}"),
     }
