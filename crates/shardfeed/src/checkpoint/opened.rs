@@ -80,6 +80,9 @@ impl Checkpoint {
                 format!("the file {file:?} would lie outside of the checkpoint; it is not read"),
             ));
         }
+        if let Some(reason) = metadata.tensors.iter().find_map(impossible) {
+            return Err(refused(path, reason));
+        }
         let directory = Directory::open(path, options.follow_links)?;
         let found = Found { directory, metadata, is_raw: false, described_by: vec![".metadata".to_owned()] };
         if let Some((name, _)) = found.items().find(|(_, item)| {
@@ -318,6 +321,17 @@ pub(crate) fn rank_of(name: &str) -> Option<u32> {
 
 pub(crate) fn refused(path: &Path, reason: String) -> Error {
     Error::CheckpointRefused { path: path.to_owned(), reason }
+}
+
+/// Why there can be no such tensor, as parsed metadata describe none: everything that reads counts on it.
+fn impossible(tensor: &StoredTensor) -> Option<String> {
+    let StoredTensor { name, dtype, shape, chunks } = tensor;
+    let bytes = shape.iter().try_fold(dtype.bytes(), |bytes, &size| bytes.checked_mul(size.max(1)));
+    if bytes.is_none_or(|bytes| bytes > i64::MAX as u64) {
+        return Some(format!("{name}: {dtype} of shape {shape:?} is larger than any memory"));
+    }
+    let outside = chunks.iter().find(|chunk| !chunk.part.is_within(shape))?;
+    Some(format!("{name}: the chunk {:?} is no part of its shape {shape:?}", outside.part))
 }
 
 /// Why a chunk cannot be stored in so few bytes: nothing is made room for that cannot be there.

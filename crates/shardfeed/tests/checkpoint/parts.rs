@@ -32,6 +32,35 @@ fn all_of(checkpoint: &Checkpoint, tensor: usize, start: u64, strides: [u64; 2])
 }
 
 #[test]
+fn metadata_of_somebody_else_are_refused_where_chunks_are_not_in_their_tensors() {
+    let dir = scratch();
+    write_sample(dir.path()).unwrap();
+    let metadata = open(dir.path()).metadata().clone();
+    let tensor = metadata.tensors.iter().position(|tensor| tensor.name == "model.weight").unwrap();
+    let described = |shape: &[u64], part: Part| {
+        let mut metadata = metadata.clone();
+        metadata.tensors[tensor].shape = shape.to_vec();
+        metadata.tensors[tensor].chunks[0].part = part;
+        Checkpoint::open_described(dir.path(), metadata, &OpenOptions::default())
+    };
+    let part = |offsets: &[u64], sizes: &[u64]| Part { offsets: offsets.to_vec(), sizes: sizes.to_vec() };
+    described(&[4, 4], part(&[0, 0], &[2, 4])).unwrap();
+    for (shape, outside) in [
+        (&[4, 4][..], part(&[3, 0], &[2, 4])),
+        (&[4, 4], part(&[u64::MAX, 0], &[2, 4])),
+        (&[4, 4], part(&[0], &[2])),
+        (&[4], part(&[0, 0], &[2, 1])),
+    ] {
+        let error = described(shape, outside).unwrap_err().to_string();
+        assert!(error.contains("model.weight") && error.contains("is no part of its shape"), "{error}");
+    }
+    for shape in [[1 << 32, 1 << 32], [0, u64::MAX]] {
+        let error = described(&shape, part(&[0, 0], &[2, 4])).unwrap_err().to_string();
+        assert!(error.contains("is larger than any memory"), "{error}");
+    }
+}
+
+#[test]
 fn elements_go_to_where_they_belong_and_nothing_between_them_is_touched() {
     let dir = scratch();
     write_sample(dir.path()).unwrap();
