@@ -191,7 +191,8 @@ impl Checkpoint {
             match plan.wishes[want.destination as usize].asked {
                 Asked::Parts(_) => continue,
                 Asked::Piece(_) if is_first && !want.is_apart => {
-                    for chunk in chunks {
+                    // Of empty ones nothing is ever read.
+                    for chunk in chunks.iter().filter(|chunk| chunk.part.volume() > 0) {
                         turn_of(chunk.item.file);
                     }
                 }
