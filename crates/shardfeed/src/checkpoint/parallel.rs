@@ -162,10 +162,21 @@ impl<'a> Job<'a> {
                 self.read_block(worker, *file, range, &whole[items.clone()])
             }
             Task::Run(run) => {
-                let told = |reason| self.run_failure(run, &pieces, parts.iter().zip(&places), reason);
-                self.read_run(worker, run, &pieces[run.pieces.clone()]).map_err(told)
+                let own = &pieces[run.pieces.clone()];
+                let told = |run: &Run, piece: &Piece, reason| {
+                    self.run_failure(run, piece, parts.iter().zip(&places), reason)
+                };
+                match self.read_run(worker, run, own) {
+                    Err(_) if own.len() > 1 && self.goes_on() => self.read_apart(worker, own, told),
+                    read => read.map_err(|reason| vec![told(run, &own[0], reason)]),
+                }
             }
         })
+    }
+
+    /// Whether nobody wishes that it end.
+    fn goes_on(&self) -> bool {
+        self.options.stop.as_ref().is_none_or(|stop| stop.check().is_ok())
     }
 
     fn is_whole(&self, item: &Item<'_>) -> bool {
@@ -191,7 +202,7 @@ impl<'a> Job<'a> {
         self.workers.fetch_max(workers, Relaxed);
         self.on_workers(&numbers, workers, |worker, &number| {
             let item = &items[number];
-            let located = self.locate_one(worker, item).map_err(|reason| self.failure(item, reason))?;
+            let located = self.locate_one(worker, item).map_err(|reason| vec![self.failure(item, reason)])?;
             found[number].get_or_init(|| located);
             Ok(())
         })?;
@@ -249,21 +260,48 @@ impl<'a> Job<'a> {
         number: u32,
         range: &Range<u64>,
         items: &[Item<'_>],
-    ) -> Result<(), ItemFailure> {
+    ) -> Result<(), Vec<ItemFailure>> {
         let mut staging = std::mem::take(&mut worker.staging);
         let len = (range.end - range.start) as usize;
+        self.reads.fetch_add(1, Relaxed);
         let read = make_room(&mut staging, len as u64)
             .and_then(|()| worker.open(self, number)?.read(range.start, &mut staging[..len]));
-        read.map_err(|reason| self.failure(&items[0], reason))?;
-        self.reads.fetch_add(1, Relaxed);
+        if let Err(reason) = read {
+            worker.staging = staging;
+            if items.len() == 1 || !self.goes_on() {
+                return Err(vec![self.failure(&items[0], reason)]);
+            }
+            // Which of them it is about, or whether it is about what lies between them, is seen when each is read by itself.
+            return each(items, |item| {
+                let stored = &item.chunk.item;
+                let own = stored.offset..stored.offset + stored.length;
+                self.read_block(worker, number, &own, std::slice::from_ref(item))
+            });
+        }
         for item in items {
             let stored = &item.chunk.item;
             let start = (stored.offset - range.start) as usize;
             let bytes = &staging[start..start + stored.length as usize];
-            self.copy_item(worker, item, bytes).map_err(|reason| self.failure(item, reason))?;
+            self.copy_item(worker, item, bytes).map_err(|reason| vec![self.failure(item, reason)])?;
         }
         worker.staging = staging;
         Ok(())
+    }
+
+    /// Pieces that could not be read together, each by itself: those that fail are those that something is wrong with.
+    fn read_apart(
+        &self,
+        worker: &mut Worker,
+        pieces: &[Piece],
+        told: impl Fn(&Run, &Piece, String) -> ItemFailure,
+    ) -> Result<(), Vec<ItemFailure>> {
+        each(pieces, |piece| {
+            let (pieces, runs) = plan_runs(vec![piece.clone()], self.options.limits);
+            runs.iter().try_for_each(|run| {
+                let read = self.read_run(worker, run, &pieces[run.pieces.clone()]);
+                read.map_err(|reason| vec![told(run, piece, reason)])
+            })
+        })
     }
 
     fn copy_item(&self, worker: &mut Worker, item: &Item<'_>, stored: &[u8]) -> Result<(), String> {
@@ -356,15 +394,15 @@ impl<'a> Job<'a> {
         self.checkpoint.item_failure(&item.chunk.item, &item.tensor.name, reason)
     }
 
-    /// Names the item in which a run begins.
+    /// Names the item that a piece belongs to.
     fn run_failure<'i>(
         &self,
         run: &Run,
-        pieces: &[Piece],
+        piece: &Piece,
         mut items: impl Iterator<Item = (&'i Item<'i>, &'i Range<u64>)>,
         reason: String,
     ) -> ItemFailure {
-        let first = pieces[run.pieces.start].copying.from;
+        let first = piece.copying.from;
         // By where its elements lie: all tensors of safetensors within a file have one place.
         let item = items.find(|(item, place)| item.chunk.item.file == run.file && place.contains(&first));
         match item {
@@ -383,7 +421,7 @@ impl<'a> Job<'a> {
         &self,
         tasks: &[T],
         workers: usize,
-        work: impl Fn(&mut Worker, &T) -> Result<(), ItemFailure> + Sync,
+        work: impl Fn(&mut Worker, &T) -> Result<(), Vec<ItemFailure>> + Sync,
     ) -> Result<(), Vec<ItemFailure>> {
         let next = AtomicUsize::new(0);
         let is_failed = AtomicBool::new(false);
@@ -393,7 +431,7 @@ impl<'a> Job<'a> {
             while !is_failed.load(Relaxed) {
                 let Some(task) = tasks.get(next.fetch_add(1, Relaxed)) else { break };
                 let done = work(&mut worker, task);
-                for failure in worker.changed.drain(..).chain(done.err()) {
+                for failure in worker.changed.drain(..).chain(done.err().into_iter().flatten()) {
                     is_failed.store(true, Relaxed);
                     failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
                 }
@@ -417,6 +455,15 @@ impl<'a> Job<'a> {
         failures.sort_by(|one, other| (&one.path, one.offset).cmp(&(&other.path, other.offset)));
         Err(failures)
     }
+}
+
+/// Does it for each, whatever becomes of the others, and gathers what fails.
+fn each<T>(
+    things: &[T],
+    mut work: impl FnMut(&T) -> Result<(), Vec<ItemFailure>>,
+) -> Result<(), Vec<ItemFailure>> {
+    let failures: Vec<ItemFailure> = things.iter().filter_map(|thing| work(thing).err()).flatten().collect();
+    if failures.is_empty() { Ok(()) } else { Err(failures) }
 }
 
 impl Task {

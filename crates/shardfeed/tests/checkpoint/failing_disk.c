@@ -2,8 +2,10 @@
 //   short        each brings a part of what was asked for, and rubbish behind it
 //   interrupted  every other is interrupted by a signal
 //   broken=N     those that touch byte N fail
+//   indirect     those that would pass the cache by are refused
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +34,11 @@ ssize_t pread64(int file, void *into, size_t len, off64_t at) {
             errno = EIO;
             return -1;
         }
+    }
+    if (fault && strcmp(fault, "indirect") == 0 && fcntl(file, F_GETFL) & O_DIRECT) {
+        atomic_fetch_add(&faults, 1);
+        errno = EINVAL;
+        return -1;
     }
     ssize_t got = syscall(SYS_pread64, file, into, len, at);
     if (fault && strcmp(fault, "short") == 0 && got > 1) {

@@ -1,5 +1,6 @@
 //! Reads that bring less than was asked for, are interrupted, or fail: in a process whose `pread` does so.
 
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -85,13 +86,34 @@ fn what_comes_in_pieces_or_after_signals_is_whole() {
 }
 
 #[test]
+fn a_file_system_that_refuses_only_reads_past_its_cache_is_read_in_the_ordinary_way() {
+    let probe = tempfile::NamedTempFile::new().unwrap();
+    let direct = std::fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(probe.path());
+    if direct.is_err() {
+        println!("not tested: where temporary files are, the cache cannot be passed by at all");
+        return;
+    }
+    assert_eq!(refusals(&run_child("indirect")), [""; 0]);
+}
+
+#[test]
 fn a_disk_that_fails_is_told_with_the_place_in_every_way() {
-    // In the middle of the first tensor.
-    let refusals = refusals(&run_child("broken=750000"));
-    assert_eq!(refusals.len(), ways().len(), "{refusals:#?}");
-    for refusal in refusals {
-        for part in [FILE, "t0", "cannot read", "Input/output error"] {
-            assert!(refusal.contains(part), "{part:?} in {refusal}");
+    let directory = tempfile::tempdir().unwrap();
+    make(directory.path());
+    let opened = Checkpoint::open(directory.path()).unwrap();
+    // A large one that is read in parts, a small one that is read with its neighbours, one that is compressed.
+    for name in ["t0", "t2", "t5"] {
+        let item = &opened.tensor(name).unwrap().chunks[0].item;
+        let refusals = refusals(&run_child(&format!("broken={}", item.offset + item.length / 2)));
+        assert_eq!(refusals.len(), ways().len(), "{name}: {refusals:#?}");
+        for refusal in refusals {
+            for part in [FILE, "cannot read", "Input/output error"] {
+                assert!(refusal.contains(part), "{part:?} in {refusal}");
+            }
+            // It, and none that is read with it.
+            let place = format!("{name} at byte {}: ", item.offset);
+            assert_eq!(refusal.matches(" at byte ").count(), 2, "its place and the read's: {refusal}");
+            assert!(refusal.contains(&place), "{place:?} in {refusal}");
         }
     }
 }
