@@ -465,6 +465,9 @@ impl<'p> Parser<'p, '_> {
             "BytesStorageMetadata" => {
                 let item = self.places.get(&(number, None)).cloned();
                 let item = item.ok_or_else(|| entry(name, "it is nowhere in storage_data"))?;
+                let transforms =
+                    item.transforms.iter().map(|transform| size_of::<String>() + transform.len());
+                self.spend(name, size_of::<StoredObject>() + name.len() + transforms.sum::<usize>())?;
                 self.metadata.objects.push(StoredObject { name: name.to_owned(), item });
                 Ok(())
             }
@@ -488,6 +491,7 @@ impl<'p> Parser<'p, '_> {
         if bytes.is_none_or(|bytes| bytes > i64::MAX as u64) {
             return Err(entry(name, format!("a tensor of shape {shape:?} is larger than any memory")));
         }
+        self.spend(name, size_of::<StoredTensor>() + name.len() + shape.len() * size_of::<u64>())?;
         let list = pickle.sequence(field("chunks")?).ok_or_else(|| entry(name, "its chunks are no list"))?;
         let mut chunks = Vec::new();
         for &chunk in list {

@@ -349,15 +349,14 @@ impl Writer<'_> {
         for ((path, header), tensors) in opened.iter().zip(files) {
             let mut start = *header;
             for chosen in tensors {
-                let mut pieces = Vec::new();
-                for_each_piece(chosen.tensor, SLAB_BYTES, &mut |ranges| pieces.push(ranges.to_vec()));
-                for ranges in pieces {
-                    slabs.push(Slab { chosen, ranges, path, start });
+                for_each_piece(chosen.tensor, SLAB_BYTES, &mut |ranges| {
+                    slabs.push(Slab { chosen, ranges: ranges.to_vec(), path, start });
                     if slabs.len() == SLABS {
                         self.copy_all(&slabs)?;
                         slabs.clear();
                     }
-                }
+                    Ok(())
+                })?;
                 start += chosen.bytes();
             }
         }

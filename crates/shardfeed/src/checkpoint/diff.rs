@@ -1,5 +1,4 @@
-use std::collections::BTreeSet;
-use std::ops::Range;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shardfeed_plan::checkpoint::{Cover, Dtype, Fix, StoredTensor};
 
@@ -9,6 +8,7 @@ use super::number::for_each_number;
 use super::opened::Checkpoint;
 use super::options::{DirectIo, TellProgress, Telling};
 use super::slabs::{for_each_piece, is_packed};
+use super::verify::records_of;
 use super::wanted::Asked;
 use crate::error::Result;
 use crate::parallel::{default_threads, map_in_parallel};
@@ -119,7 +119,7 @@ fn objects(first: &Checkpoint, second: &Checkpoint, diff: &mut CheckpointDiff) -
             (true, false) => DifferenceKind::OnlyInFirst,
             (false, true) => DifferenceKind::OnlyInSecond,
             // Archives hold a number that differs from save to save, after the pickle.
-            _ if content(&first.read_object(name)?) == content(&second.read_object(name)?) => {
+            _ if says_the_same(&first.read_object(name)?, &second.read_object(name)?) => {
                 diff.same += 1;
                 continue;
             }
@@ -130,19 +130,28 @@ fn objects(first: &Checkpoint, second: &Checkpoint, diff: &mut CheckpointDiff) -
     Ok(())
 }
 
-/// What an object says: records of its archive but those that say how it was written, or its bytes if it is none.
-fn content(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
-    use super::locate::Reason;
-    use shardfeed_plan::checkpoint::ZipItem;
-    let read = |range: Range<u64>| Ok::<_, Reason>(bytes[range.start as usize..range.end as usize].to_vec());
-    let records = || -> Result<Vec<(String, Vec<u8>)>, Reason> {
-        let zip = ZipItem::parse(bytes.len() as u64, &mut |range| read(range))?;
-        let said = zip.records.iter().filter_map(|record| Some((record, record.name.split_once('/')?.1)));
-        said.filter(|(_, name)| *name == "data.pkl" || name.starts_with("data/") || *name == "byteorder")
-            .map(|(record, name)| Ok((name.to_owned(), read(record.data(&mut |range| read(range))?)?)))
-            .collect()
-    };
-    records().unwrap_or_else(|_| vec![(String::new(), bytes.to_vec())])
+/// Whether two objects say the same: by the records of their archives but those that say how they were written, or by their bytes if
+/// one of them is none.
+fn says_the_same(one: &[u8], other: &[u8]) -> bool {
+    match (said(one), said(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+/// What an object says, by the names of its records. Nothing is copied: an archive may say that a million records lie in the same bytes.
+fn said(object: &[u8]) -> Option<BTreeMap<String, &[u8]>> {
+    let mut said = BTreeMap::new();
+    for (record, data) in records_of(object).ok()? {
+        let name = record.name.split_once('/').map(|(_, name)| name);
+        if let Some(name) =
+            name.filter(|name| *name == "data.pkl" || name.starts_with("data/") || *name == "byteorder")
+            && said.insert(name.to_owned(), &object[data.start as usize..data.end as usize]).is_some()
+        {
+            return None; // Nobody knows which of the two counts.
+        }
+    }
+    Some(said)
 }
 
 enum Outcome {
@@ -168,13 +177,14 @@ fn compare(
         }
     }
     let mut distance = Distance::default();
-    for ranges in pieces(one, other) {
+    for_each_piece(divided(one, other), SLAB_BYTES, &mut |ranges| {
         let read = |checkpoint: &Checkpoint, tensor| {
             let options = checkpoint.options.of_pieces(is_packed(tensor));
-            checkpoint.read_with(&one.name, Asked::Piece(ranges.clone()), &options)
+            checkpoint.read_with(&one.name, Asked::Piece(ranges.to_vec()), &options)
         };
         distance.add(one.dtype, &read(first, one)?.bytes, &read(second, other)?.bytes);
-    }
+        Ok(())
+    })?;
     if distance.different == 0 {
         return Ok(Outcome::Same);
     }
@@ -187,14 +197,11 @@ fn compare(
     }))
 }
 
-/// Pieces in which two tensors of the same shape are compared: chunks of the one that is compressed, so that each of them is decompressed
+/// In whose pieces two tensors of the same shape are compared: chunks of the one that is compressed, so that each of them is decompressed
 /// once. If both are, and are divided in other ways, those of the other one are decompressed for each piece that they have a part in.
-fn pieces(one: &StoredTensor, other: &StoredTensor) -> Vec<Vec<Range<u64>>> {
+fn divided<'t>(one: &'t StoredTensor, other: &'t StoredTensor) -> &'t StoredTensor {
     let packed = [one, other].into_iter().filter(|tensor| is_packed(tensor));
-    let divided = packed.min_by_key(|tensor| tensor.chunks.len()).unwrap_or(one);
-    let mut pieces = Vec::new();
-    for_each_piece(divided, SLAB_BYTES, &mut |ranges| pieces.push(ranges.to_vec()));
-    pieces
+    packed.min_by_key(|tensor| tensor.chunks.len()).unwrap_or(one)
 }
 
 /// The checksum of each chunk with how it lies, if every chunk has one and its bytes are its numbers.

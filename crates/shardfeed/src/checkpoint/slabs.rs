@@ -2,9 +2,15 @@ use std::ops::Range;
 
 use shardfeed_plan::checkpoint::{Cover, StoredTensor};
 
+use crate::error::Result;
+
 /// Pieces of a tensor that lie apart, each of which somebody reads: its chunks where they have to be decompressed as a whole, so that each of
 /// them is once, and otherwise pieces of at most `bytes_max` bytes. Chunks that are compressed and lie over each other are one piece.
-pub(crate) fn for_each_piece(tensor: &StoredTensor, bytes_max: u64, each: &mut impl FnMut(&[Range<u64>])) {
+pub(crate) fn for_each_piece(
+    tensor: &StoredTensor,
+    bytes_max: u64,
+    each: &mut impl FnMut(&[Range<u64>]) -> Result<()>,
+) -> Result<()> {
     let whole = || tensor.shape.iter().map(|&size| 0..size).collect::<Vec<_>>();
     if !is_packed(tensor) {
         return for_each_slab(&whole(), tensor.dtype.bytes(), bytes_max, each);
@@ -14,8 +20,9 @@ pub(crate) fn for_each_piece(tensor: &StoredTensor, bytes_max: u64, each: &mut i
     }
     for chunk in tensor.chunks.iter().filter(|chunk| chunk.part.volume() > 0) {
         let part = (0..tensor.shape.len()).map(|dim| chunk.part.offsets[dim]..chunk.part.end(dim));
-        each(&part.collect::<Vec<_>>());
+        each(&part.collect::<Vec<_>>())?;
     }
+    Ok(())
 }
 
 /// Whether parts of it are compressed.
@@ -24,21 +31,27 @@ pub(crate) fn is_packed(tensor: &StoredTensor) -> bool {
 }
 
 /// Cuts a tensor, or a box of it, into pieces of at most `bytes_max` bytes that lie together where it lies row by row; an element is
-/// the least. Calls `each` with the range of each dimension.
+/// the least. Calls `each` with the range of each dimension, until it fails.
 fn for_each_slab(
     part: &[Range<u64>],
     element_bytes: u64,
     bytes_max: u64,
-    each: &mut impl FnMut(&[Range<u64>]),
-) {
+    each: &mut impl FnMut(&[Range<u64>]) -> Result<()>,
+) -> Result<()> {
     if part.iter().any(Range::is_empty) {
-        return;
+        return Ok(());
     }
     let mut ranges = part.to_vec();
-    cut(&mut ranges, 0, element_bytes, bytes_max, each);
+    cut(&mut ranges, 0, element_bytes, bytes_max, each)
 }
 
-fn cut(ranges: &mut [Range<u64>], dim: usize, element: u64, max: u64, each: &mut impl FnMut(&[Range<u64>])) {
+fn cut(
+    ranges: &mut [Range<u64>],
+    dim: usize,
+    element: u64,
+    max: u64,
+    each: &mut impl FnMut(&[Range<u64>]) -> Result<()>,
+) -> Result<()> {
     let count = |range: &Range<u64>| range.end - range.start;
     let row: u64 = ranges.get(dim + 1..).unwrap_or(&[]).iter().map(count).product::<u64>() * element;
     if dim == ranges.len() {
@@ -51,13 +64,14 @@ fn cut(ranges: &mut [Range<u64>], dim: usize, element: u64, max: u64, each: &mut
         let end = whole.end.min(start.saturating_add(rows));
         ranges[dim] = start..end;
         if row > max {
-            cut(ranges, dim + 1, element, max, each);
+            cut(ranges, dim + 1, element, max, each)?;
         } else {
-            each(ranges);
+            each(ranges)?;
         }
         start = end;
     }
     ranges[dim] = whole;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -84,7 +98,9 @@ mod tests {
                 assert_eq!(at, next, "{shape:?}");
                 assert!(count == 1 || count * element <= max);
                 next += count;
-            });
+                Ok(())
+            })
+            .unwrap();
             assert_eq!(next, shape.iter().product::<u64>(), "{shape:?}");
         }
     }

@@ -2,6 +2,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 
 use super::bytes::FileBytes;
+use super::directory::CHANGED;
 
 /// Bytes at both ends of what a compressed item holds that are kept: everything about it lies there, nearly always.
 const WINDOW: usize = 64 << 10;
@@ -183,6 +184,10 @@ impl<'f> Unpacked<'f> {
                 found[number].extend_from_slice(&bytes[overlap(&ranges[number], at, bytes.len())]);
             }
         })?;
+        // Whoever asked counts on as many bytes as there were before.
+        if found.iter().zip(ranges).any(|(bytes, range)| bytes.len() as u64 != range.end - range.start) {
+            return Err(CHANGED.to_owned());
+        }
         Ok(found)
     }
 
@@ -223,6 +228,8 @@ fn overlap(range: &Range<u64>, at: u64, len: usize) -> Range<usize> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::directory::Directory;
+    use super::super::options::DirectIo;
     use super::*;
 
     fn packed(bytes: &[u8]) -> Vec<u8> {
@@ -248,6 +255,29 @@ mod tests {
         let stacked = vec![zstd[0].clone(); TRANSFORMS_MAX + 1];
         assert!(undo(&stacked, &[], 9).unwrap_err().contains("9 transforms"));
         assert!(undo(&["stream.lz4/1".to_owned()], &[], 9).unwrap_err().contains("\"stream.lz4/1\""));
+    }
+
+    #[test]
+    fn what_was_written_shorter_meanwhile_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("item");
+        let long: Vec<u8> =
+            (0..1_u32 << 20).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        let stored = packed(&long);
+        std::fs::write(&path, &stored).unwrap();
+        let facts = Directory::open(directory.path(), false).unwrap().look_at("item").unwrap();
+        let mut file = FileBytes::open(&facts, DirectIo::Never, Vec::new()).unwrap();
+        let (zstd, middle) = (["stream.zstd/1".to_owned()], 1 << 20..(1 << 20) + 30);
+        let mut unpacked = Unpacked::new(&mut file, 0..stored.len() as u64, &zstd, 1 << 30).unwrap();
+        assert_eq!(unpacked.read(middle.clone()).unwrap(), long[1 << 20..][..30]);
+        // As long as before, but most of it is passed over when it is decompressed.
+        let mut short = packed(b"short");
+        let rest = stored.len() - short.len() - 8;
+        short.extend(
+            [&0x184d_2a50_u32.to_le_bytes()[..], &(rest as u32).to_le_bytes(), &vec![0; rest]].concat(),
+        );
+        std::fs::write(&path, &short).unwrap();
+        assert_eq!(unpacked.read(middle).unwrap_err(), CHANGED);
     }
 
     #[test]

@@ -34,6 +34,9 @@ pub struct CheckpointReport {
     pub items_without: usize,
     /// Folders that may not be listed: whether something is left in them nobody knows.
     pub folders_not_listed: Vec<PathBuf>,
+    /// It consists of safetensors that ranks saved by themselves, and nobody noted how many ranks there were: if the files of the last of them
+    /// are missing, it is a smaller checkpoint of which nothing is missing.
+    pub ranks_not_noted: bool,
 }
 
 /// Something that is wrong.
@@ -200,6 +203,7 @@ impl<'a> Verifier<'a> {
             objects: metadata.objects.len(),
             files: metadata.files.len(),
             bytes: found.items().map(|(_, item)| item.length).fold(0, u64::saturating_add),
+            ranks_not_noted: found.is_raw && metadata.files.iter().any(|file| file.starts_with("shard-")),
             ..CheckpointReport::default()
         };
         Self { found, files: found.look_at_files(), telling: Telling::new(report.bytes, progress), report }
@@ -507,11 +511,15 @@ impl<'a> Verifier<'a> {
 
 /// Compares the checksums of an archive in memory.
 pub(crate) fn check_records(bytes: &[u8]) -> Result<(), (ProblemKind, String)> {
-    let part = |range: &Range<u64>| &bytes[range.start as usize..range.end as usize];
-    let mut read_each = |ranges: &[Range<u64>]| Ok(ranges.iter().map(|range| part(range).to_vec()).collect());
-    let records = places_of_records(bytes.len() as u64, &mut read_each)
-        .map_err(|reason| (ProblemKind::Layout, reason))?;
-    compare_records(&records, |data| Ok(crc32fast::hash(part(data)))).map(drop)
+    let records = records_of(bytes).map_err(|reason| (ProblemKind::Layout, reason))?;
+    compare_records(&records, |data| Ok(crc32fast::hash(&bytes[data.start as usize..data.end as usize])))
+        .map(drop)
+}
+
+/// The records of an archive in memory, each with where its bytes lie. No two share any.
+pub(crate) fn records_of(bytes: &[u8]) -> Result<Vec<(Record, Range<u64>)>, String> {
+    let part = |range: &Range<u64>| bytes[range.start as usize..range.end as usize].to_vec();
+    places_of_records(bytes.len() as u64, &mut |ranges| Ok(ranges.iter().map(part).collect()))
 }
 
 /// Gives ranges of an archive.

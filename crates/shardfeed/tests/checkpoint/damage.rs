@@ -228,6 +228,20 @@ fn parts_that_torch_made_whole_tensors_of_are_no_orphans() {
     assert_eq!(only(problems(directory.path())).kind, ProblemKind::OrphanFile);
 }
 
+/// Without the files of the last rank it looks whole, and torch notes nothing that says otherwise.
+#[test]
+fn of_what_ranks_saved_as_safetensors_it_is_told_that_nobody_knows_how_many_they_were() {
+    let directory = copy_of("f13_hf_full");
+    let verify = || verify_checkpoint(directory.path(), &OpenOptions::default(), None).unwrap();
+    assert!(!verify().ranks_not_noted);
+    std::fs::remove_file(directory.path().join("model.safetensors.index.json")).unwrap();
+    let file = "model-00001-of-00001.safetensors";
+    std::fs::rename(directory.path().join(file), directory.path().join(format!("shard-00001-{file}")))
+        .unwrap();
+    let report = verify();
+    assert!(report.ranks_not_noted && report.problems.is_empty(), "{report:?}");
+}
+
 #[test]
 fn ranks_that_saved_other_things_under_one_name_are_found() {
     let directory = scratch();

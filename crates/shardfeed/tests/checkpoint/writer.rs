@@ -296,24 +296,31 @@ pub fn archive(records: &[(&str, Vec<u8>)], has_crc: bool) -> Placed {
         places.insert((*own).to_owned(), data..data + content.len());
         headers.insert((*own).to_owned(), header);
     }
-    let (start, count) = (bytes.len(), records.len() as u64);
-    bytes.extend_from_slice(&directory);
+    let start = bytes.len();
+    end_archive(&mut bytes, &directory, records.len() as u64);
+    let end = start + directory.len();
+    Placed { bytes, records: places, headers, directory: start..end }
+}
+
+/// The directory of an archive, and what comes after it.
+pub fn end_archive(bytes: &mut Vec<u8>, directory: &[u8], count: u64) {
+    let start = bytes.len();
+    bytes.extend_from_slice(directory);
     let end = bytes.len();
     bytes.extend_from_slice(b"PK\x06\x06");
     bytes.extend_from_slice(&44_u64.to_le_bytes());
-    push_u16s(&mut bytes, &[0x031e, 45]);
-    push_u32s(&mut bytes, &[0, 0]);
+    push_u16s(bytes, &[0x031e, 45]);
+    push_u32s(bytes, &[0, 0]);
     for number in [count, count, directory.len() as u64, start as u64] {
         bytes.extend_from_slice(&number.to_le_bytes());
     }
     bytes.extend_from_slice(b"PK\x06\x07\0\0\0\0");
     bytes.extend_from_slice(&(end as u64).to_le_bytes());
-    push_u32s(&mut bytes, &[1]);
+    push_u32s(bytes, &[1]);
     bytes.extend_from_slice(b"PK\x05\x06");
-    push_u16s(&mut bytes, &[0, 0, count as u16, count as u16]);
-    push_u32s(&mut bytes, &[directory.len() as u32, start as u32]);
-    push_u16s(&mut bytes, &[0]);
-    Placed { bytes, records: places, headers, directory: start..end }
+    push_u16s(bytes, &[0, 0, count as u16, count as u16]);
+    push_u32s(bytes, &[directory.len() as u32, start as u32]);
+    push_u16s(bytes, &[0]);
 }
 
 fn push_u16s(out: &mut Vec<u8>, numbers: &[u16]) {
