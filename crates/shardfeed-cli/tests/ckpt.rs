@@ -4,6 +4,8 @@
 #[allow(dead_code)]
 mod writer;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -41,6 +43,26 @@ fn damage(dir: &Path, checkpoint: &str, tensor: &str) {
     let at = own.windows(elements.len()).position(|window| window == elements).unwrap();
     own[at + 2] ^= 0x40;
     std::fs::write(&path, bytes).unwrap();
+}
+
+#[test]
+fn paths_that_are_no_text_are_told_to_programs_too() {
+    let dir = world();
+    let strange = OsStr::from_bytes(b"saved-\xff");
+    std::fs::rename(dir.path().join("saved"), dir.path().join(strange)).unwrap();
+    let run = |args: &[&OsStr]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shardfeed"));
+        let output = command.arg("ckpt").args(args).arg("--json").current_dir(dir.path()).output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", text(&output)))
+    };
+    let shown = "saved-\u{fffd}";
+    assert_eq!(run(&["inspect".as_ref(), strange])["path"], shown);
+    let out = OsStr::from_bytes(b"out-\xfe");
+    assert_eq!(run(&["convert".as_ref(), strange, out])["out"], "out-\u{fffd}");
+    std::fs::write(dir.path().join(strange).join("left.distcp"), "x").unwrap();
+    let report = run(&["verify".as_ref(), strange]);
+    assert!(report["problems"][0]["path"].as_str().unwrap().contains(shown), "{report}");
 }
 
 #[test]
@@ -152,6 +174,8 @@ fn diff_looks_at_what_stays_of_chunks_that_overlap_and_at_what_is_no_number() {
     save("other", &[("__1_0.distcp", 2, item(2.0, 4)), ("__0_0.distcp", 0, item(1.0, 4))]);
     let report = json(dir.path(), &["diff", "one", "other"]);
     assert_eq!(report["differences"][0]["different"], 2, "{report}");
+    let report = json(dir.path(), &["bench", "one", "--rounds=1", "--workers=1"]);
+    assert_eq!(report["bytes"], 24, "{report}");
     save("none", &[("__0_0.distcp", 0, item(f32::NAN, 6))]);
     let report = json(dir.path(), &["diff", "one", "none"]);
     assert_eq!(report["differences"][0]["without_distance"], 6, "{report}");

@@ -227,8 +227,9 @@ fn plain(
         let mut rest = memory.as_mut_slice();
         for chunk in &tensor.chunks {
             let bytes = (chunk.part.volume() * tensor.dtype.bytes()) as usize;
-            let (mut own, others) =
-                std::mem::take(&mut rest).split_at_mut(bytes.min(chunk.item.length as usize));
+            // Chunks that lie over each other bring more than there is room for.
+            let bytes = bytes.min(chunk.item.length as usize).min(rest.len());
+            let (mut own, others) = std::mem::take(&mut rest).split_at_mut(bytes);
             rest = others;
             let mut at = chunk.item.offset;
             while !own.is_empty() {

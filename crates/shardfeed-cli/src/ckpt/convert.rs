@@ -96,7 +96,7 @@ pub fn run(args: &ConvertArgs) -> Result<ExitCode, Failure> {
     let converted = converted?;
     if args.json {
         let object = json!({
-            "out": args.out,
+            "out": args.out.to_string_lossy(),
             "files": converted.files,
             "tensors": converted.tensors,
             "bytes": converted.bytes,

@@ -142,9 +142,11 @@ fn as_json(checkpoint: &Checkpoint) -> Value {
         .iter()
         .map(|object| json!({ "name": object.name, "stored": place(&object.item) }))
         .collect();
-    let paths: Vec<Value> =
-        checkpoint.files().map(|(path, len)| json!({ "path": path, "bytes": len })).collect();
+    let paths: Vec<Value> = checkpoint
+        .files()
+        .map(|(path, len)| json!({ "path": path.to_string_lossy(), "bytes": len }))
+        .collect();
     let others: serde_json::Map<String, Value> =
         checkpoint.metadata().others.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-    json!({ "path": checkpoint.path(), "version": checkpoint.metadata().version, "tensors": tensors, "objects": objects, "files": paths, "others": others })
+    json!({ "path": checkpoint.path().to_string_lossy(), "version": checkpoint.metadata().version, "tensors": tensors, "objects": objects, "files": paths, "others": others })
 }

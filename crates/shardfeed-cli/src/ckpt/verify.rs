@@ -28,7 +28,7 @@ pub fn run(args: &VerifyArgs) -> Result<ExitCode, Failure> {
 }
 
 fn as_json(report: &CheckpointReport) -> serde_json::Value {
-    let problem = |problem: &Problem| json!({ "path": problem.path, "offset": problem.offset, "item": problem.item, "kind": problem.kind.name(), "reason": problem.reason });
+    let problem = |problem: &Problem| json!({ "path": problem.path.to_string_lossy(), "offset": problem.offset, "item": problem.item, "kind": problem.kind.name(), "reason": problem.reason });
     json!({
         "tensors": report.tensors,
         "objects": report.objects,
@@ -36,7 +36,8 @@ fn as_json(report: &CheckpointReport) -> serde_json::Value {
         "bytes": report.bytes,
         "items_with_checksums": report.items_with_checksums,
         "items_without": report.items_without,
-        "folders_not_listed": report.folders_not_listed,
+        "folders_not_listed": report.folders_not_listed.iter().map(|folder| folder.to_string_lossy()).collect::<Vec<_>>(),
+        "ranks_not_noted": report.ranks_not_noted,
         "problems": report.problems.iter().map(problem).collect::<Vec<_>>(),
     })
 }
@@ -65,6 +66,10 @@ fn as_text(report: &CheckpointReport) -> String {
             printable(&folder.display().to_string())
         )
     }));
+    if report.ranks_not_noted {
+        let why = "of how many ranks nobody noted: if the last rank's files are missing, it looks whole; compare the shapes (ckpt inspect)";
+        lines.push(format!("ranks      each saved a file of its own, {why}"));
+    }
     lines.push(match report.problems.len() {
         0 => "nothing is wrong".to_owned(),
         1 => "1 thing is wrong:".to_owned(),
