@@ -12,6 +12,7 @@ mod writer; // checkpoints made by hand, right or wrong on purpose
 mod fixtures;
 mod torch;
 mod convert;
+mod corpus; // what fuzzers begin with
 mod damage; // every kind of damage is found, with its place
 mod failing_disk; // reads that are cut short, interrupted, or fail
 mod economy; // how much is read for what is wanted, and from where
