@@ -130,7 +130,8 @@ def test_what_comes_through_the_ring_is_what_torch_reads(
 def test_no_more_threads_read_than_were_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], parallel: int | None, reads: int, threads: int
 ) -> None:
-    saved = {"a": torch.randn(1000, 64)}
+    # The first in pieces; of the others several go into one buffer.
+    saved = {"a": torch.randn(1000, 64), **{f"b{number}": torch.randn(100) for number in range(40)}}
     save(saved, tmp_path)
     monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
     monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
@@ -145,13 +146,14 @@ def test_no_more_threads_read_than_were_asked_for(
         return start_with(self, fetches, num_workers)
 
     def noting_wait(self: NativePending, progress: Any) -> list[bytes]:
-        # The oldest of them is waited for.
-        del under_way[0]
+        # The oldest of them is waited for; after all of them, what goes through memory in between.
+        del under_way[:1]
         return wait(self, progress)
 
     monkeypatch.setattr(NativeSource, "start_with", noting_start)
     monkeypatch.setattr(NativePending, "wait", noting_wait)
-    reader, planner, state = Reader(tmp_path, **options), DefaultLoadPlanner(), {"a": torch.zeros(1000, 64)}
+    reader, planner = Reader(tmp_path, **options), DefaultLoadPlanner()
+    state = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
     metadata = reader.read_metadata()
     planner.set_up_planner(state, metadata, True)
     reader.set_up_storage_reader(metadata, True)
@@ -160,8 +162,33 @@ def test_no_more_threads_read_than_were_asked_for(
         reader.read_data(plan, planner)
     else:
         reader.read_data_parallel(plan, planner, parallel)
-    assert torch.equal(state["a"], saved["a"])
+    assert all(torch.equal(state[name], saved[name]) for name in saved)
     assert (most, most_threads) == (reads, threads)
+
+
+@pytest.mark.parametrize(
+    ("options", "staged"), [({}, 0), ({"verify": True}, 1), ({"use_parallel": False}, 1), ({"verify": True, "use_parallel": False}, 1)], ids=str
+)
+def test_an_item_that_is_read_or_compared_as_a_whole_is_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], staged: int
+) -> None:
+    saved = {"large": torch.randn(1000, 64), "small": torch.randn(100)}
+    save(saved, tmp_path)
+    monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
+    monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
+    monkeypatch.setattr(_reader, "BUFFER_BYTES", 4096)
+    reads, start = list[str](), NativeSource._start
+
+    def noting_start(self: NativeSource, fetches: Sequence[Any], options: dict[str, Any]) -> NativePending:
+        reads.extend({wanted.name for wanted, _ in fetches})
+        return start(self, fetches, options)
+
+    monkeypatch.setattr(NativeSource, "_start", noting_start)
+    reader, state = Reader(tmp_path, **options), {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+    load_alone(reader, state)
+    assert all(torch.equal(state[name], saved[name]) for name in saved)
+    assert reader.staged == staged and reads.count("small") == 1
+    assert (reads.count("large") == 1) == (staged == 1), "it is larger than a buffer"
 
 
 @pytest.mark.parametrize("staged", ["a", "b", "c"])

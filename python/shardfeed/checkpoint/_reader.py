@@ -166,7 +166,7 @@ class Reader(FileSystemReader):
         tracker = Tracker(tell, sum(_bytes(item) for item in wanted), (item.name for item in wanted))
         source = self._source(use_parallel, num_workers)
         if source.fills_tensors and _is_stock(planner):
-            self._read_at_once(wanted, planner, source, tracker, num_workers if use_parallel else 1)
+            self._read_at_once(wanted, planner, source, tracker, use_parallel, num_workers)
         else:
             self._read_in_order([Entry(item) for item in wanted], planner, source, tracker)
         tracker.complete()
@@ -187,8 +187,18 @@ class Reader(FileSystemReader):
             follow_links=self.follow_links,
         )
 
-    def _read_at_once(self, wanted: list[Wanted], planner: LoadPlanner, source: Source, tracker: Tracker, num_workers: int | None) -> None:
+    def _read_at_once(
+        self,
+        wanted: list[Wanted],
+        planner: LoadPlanner,
+        source: Source,
+        tracker: Tracker,
+        use_parallel: bool,
+        num_workers: int | None,
+    ) -> None:
         """All targets are found first; what can go straight into them does, and the rest follows in order."""
+        # Whatever is asked for of an item.
+        are_read_whole = self.verify or not use_parallel
         # Straight to memory, or to a device.
         straight: list[tuple[Wanted, torch.Tensor, Route]] = []
         rest: list[Entry] = []
@@ -203,8 +213,8 @@ class Reader(FileSystemReader):
             if part is not None and target.size() != part.sizes:
                 raise _mismatch(item, target.size(), torch.Size(part.sizes))
             route = route_of(target, part)
-            if route is Route.PINNED and item.transforms:
-                # What is compressed would be decompressed for each of its pieces.
+            if route is Route.PINNED and (item.transforms or are_read_whole and item.info.length > BUFFER_BYTES):
+                # It would be decompressed, read or compared as a whole for each of its pieces.
                 route = Route.STAGED
             if route in (Route.DIRECT, Route.PINNED):
                 straight.append((item, target, route))
@@ -242,7 +252,7 @@ class Reader(FileSystemReader):
                 pinned.setdefault(target.device, []).append((item, target))
         for device, pieces in pinned.items():
             try:
-                self._read_to_device(device, pieces, source, tracker, num_workers)
+                self._read_to_device(device, pieces, source, tracker, num_workers if use_parallel else 1)
             except ShardfeedError as error:
                 rest += _once_more(pieces, error)
         self._read_in_order(rest, planner, source, tracker)
