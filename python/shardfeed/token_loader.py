@@ -157,22 +157,16 @@ class TokenLoader:
             yield batch
 
     def _next(self) -> Batch | None:
-        # First what may fail, then the batch: one that was taken is not given again.
         if self._make is None:
             kind, pin_memory = self._output
             self._make = array_maker(kind, pin_memory=pin_memory)
-        loader = self._native_loader()
-        # Memory is pinned after the batch was taken, and there may be none left.
-        before = loader.state() if self._output[1] else None
-        made = loader.next_batch()
-        if made is None:
-            return None
+        loader, taken = self._native_loader(), _native.Taken()
         try:
-            return self._batch(made)
-        except Exception:
-            if before is not None:
-                # So that it is handed out again.
-                loader.load_state(before)
+            made = loader.next_batch(taken)
+            return None if made is None else self._batch(made)
+        except BaseException:
+            # Ctrl-C may come when the batch was taken already, and there may be no memory left to pin: it is handed out again.
+            loader.put_back(taken)
             raise
 
     def _batch(self, made: dict[str, Any]) -> Batch:

@@ -2,11 +2,15 @@
 
 import base64
 import contextlib
+import itertools
 import json
+import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -172,8 +176,8 @@ def test_a_memory_budget_changes_no_batch_and_one_that_is_too_small_is_refused_w
 
 
 @pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[int]:
-    """The port of a server."""
+def etcd(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """A server: its port and its process."""
     if shutil.which("etcd") is None:
         pytest.skip("there is no etcd")
     with contextlib.ExitStack() as sockets:
@@ -189,7 +193,7 @@ def etcd(tmp_path: Path) -> Iterator[int]:
                 if answer.status == 200:
                     break
             time.sleep(0.05)
-        yield port
+        yield port, server.pid
     finally:
         server.kill()
         server.wait()
@@ -203,19 +207,54 @@ def stored(port: int) -> str:
     return "\n".join(base64.b64decode(pair[name]).decode(errors="replace") for pair in found for name in ("key", "value") if name in pair)
 
 
-def test_a_coordinator_hears_of_the_rank_and_changes_no_batch(data: str, etcd: int) -> None:
-    expected = [batch["input_ids"].tolist() for batch in batches(data)]
+def reporting(data: str, port: int) -> TokenLoader:
+    """A loader that tells a coordinator how it does."""
     try:
-        loader = TokenLoader(data, **SETTINGS, coordinator=f"etcd://127.0.0.1:{etcd}/run-7")
+        return TokenLoader(data, **SETTINGS, coordinator=f"etcd://127.0.0.1:{port}/run-7")
     except ValueError as error:
         assert "cargo feature etcd" in str(error)
         pytest.skip("the package was built without etcd")
+
+
+def test_a_coordinator_hears_of_the_rank_and_changes_no_batch(data: str, etcd: tuple[int, int]) -> None:
+    expected = [batch["input_ids"].tolist() for batch in batches(data)]
+    port, _ = etcd
+    loader = reporting(data, port)
     assert [batch["input_ids"].tolist() for batch in loader] == expected
     deadline = time.monotonic() + 60
-    while "run-7" not in stored(etcd) and time.monotonic() < deadline:
+    while "run-7" not in stored(port) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert "run-7" in stored(etcd) and loader.stats()["coordinator_trouble"] is None
-    assert str(etcd) not in repr(loader)
+    assert "run-7" in stored(port) and loader.stats()["coordinator_trouble"] is None
+    assert str(port) not in repr(loader)
+
+
+def test_other_threads_go_on_while_a_loader_takes_leave_of_a_coordinator_that_does_not_answer(data: str, etcd: tuple[int, int]) -> None:
+    port, server = etcd
+    loader = reporting(data, port)
+    next(iter(loader))
+    deadline = time.monotonic() + 60
+    while "run-7" not in stored(port) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ticks = [time.monotonic()]
+    is_over = threading.Event()
+
+    def tick() -> None:
+        while not is_over.wait(0.01):
+            ticks.append(time.monotonic())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    os.kill(server, signal.SIGSTOP)
+    began = time.monotonic()
+    del loader
+    took = time.monotonic() - began
+    ticks.append(began + took)
+    os.kill(server, signal.SIGCONT)
+    is_over.set()
+    thread.join()
+    pauses = [after - before for before, after in itertools.pairwise(ticks)]
+    assert took > 0.5, "it waited for the coordinator"
+    assert max(pauses) < took / 2
 
 
 def test_a_coordinator_that_is_none_is_refused(data: str) -> None:

@@ -1,9 +1,14 @@
 """What a loader hands out, and where it stands."""
 
+import ctypes
+import functools
 import json
+import operator
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +63,23 @@ def test_numpy_gives_the_same(data: str) -> None:
     for one, other in zip(arrays, tensors, strict=True):
         assert isinstance(one["input_ids"], numpy.ndarray)
         assert all(numpy.array_equal(one[name], other[name].numpy()) for name in other)
+
+
+def test_without_torch_batches_are_numpys_by_themselves(data: str) -> None:
+    script = """
+import sys
+from importlib.machinery import PathFinder
+class WithoutTorch(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == "torch" else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutTorch
+from shardfeed import TokenLoader
+ids = next(iter(TokenLoader(sys.argv[1], seq_len=32, global_batch=8, seed=7)))["input_ids"]
+print(type(ids).__module__, "torch" in sys.modules, ids.tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", script, data], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"numpy False {next(iter(TokenLoader(data, **SETTINGS)))['input_ids'].tolist()}\n"
 
 
 def test_batches_are_the_trainers_own(data: str) -> None:
@@ -236,6 +258,23 @@ def test_the_environment_says_which_rank(data: str, monkeypatch: pytest.MonkeyPa
         TokenLoader(data, **SETTINGS)
 
 
+def test_a_process_group_says_which_rank(data: str, tmp_path: Path) -> None:
+    """Of two processes that were started in some other way than by torchrun, which tells by variables."""
+    script = """
+import sys, torch.distributed
+from shardfeed import TokenLoader
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[3]), world_size=2)
+loader = TokenLoader(sys.argv[1], seq_len=32, global_batch=8)
+print(loader.rank, loader.world_size)
+# Nobody leaves before everybody has come.
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+    commands = [[sys.executable, "-c", script, data, str(tmp_path / "store"), str(rank)] for rank in range(2)]
+    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["0 2\n", "1 2\n"]
+
+
 def test_a_glob_and_a_list_are_sources_too(data: str) -> None:
     whole = steps(TokenLoader(data, **SETTINGS))
     assert steps(TokenLoader(f"{data}/*.parquet", **SETTINGS)) == whole
@@ -295,9 +334,10 @@ def test_steps_out_of_range_are_refused_by_name(data: str) -> None:
         loader.explain(-1)
 
 
-def test_a_batch_for_which_no_memory_can_be_pinned_is_handed_out_again(data: str) -> None:
+@pytest.mark.parametrize(("error", "pin_memory"), [(RuntimeError, True), (KeyboardInterrupt, False), (MemoryError, False)])
+def test_a_batch_that_cannot_be_made_is_handed_out_again(data: str, error: type[BaseException], pin_memory: bool) -> None:
     whole = steps(TokenLoader(data, **SETTINGS))
-    loader = TokenLoader(data, **SETTINGS, pin_memory=True)
+    loader = TokenLoader(data, **SETTINGS, pin_memory=pin_memory)
     make, calls = array_maker("torch"), 0
 
     def fail_at_times(*arguments: Any) -> Any:
@@ -305,19 +345,71 @@ def test_a_batch_for_which_no_memory_can_be_pinned_is_handed_out_again(data: str
         calls += 1
         # In the middle of a batch of four arrays, too.
         if calls in (1, 20, 35):
-            raise RuntimeError("CUDA error: out of memory")
+            raise error("CUDA error: out of memory")
         return make(*arguments)
 
     loader._make = fail_at_times
     taken: list[Any] = []
     for _ in range(3):
         before = loader.state_dict()
-        with pytest.raises(RuntimeError, match="out of memory"):
+        with pytest.raises(error, match="out of memory"):
             for batch in loader:
                 taken.append(batch["input_ids"].tolist())
                 before = loader.state_dict()
         assert loader.state_dict() == before
     assert taken + steps(loader) == whole
+
+
+class WithSignal:
+    """A native loader that is sent a signal each time before it is asked for a batch."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.native, name)
+
+    def next_batch(self, taken: Any) -> Any:
+        send = functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGINT)
+        # Called without a step of Python's in between, where the signal would be heard too early.
+        return list(map(operator.call, (send, functools.partial(self.native.next_batch, taken))))[1]
+
+
+def test_a_batch_that_is_ready_when_a_signal_comes_is_handed_out_again(data: str) -> None:
+    whole = steps(TokenLoader(data, **SETTINGS))
+    loader = TokenLoader(data, **SETTINGS)
+    native = loader._native_loader()
+    iterator = iter(loader)
+    taken = [next(iterator)["input_ids"].tolist() for _ in range(3)]
+    for _ in range(3):
+        loader._loader = WithSignal(native)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+        assert loader.stats()["batches"] > len(taken), "it was taken"
+        loader._loader = native
+        taken.append(next(iter(loader))["input_ids"].tolist())
+    assert taken + steps(loader) == whole
+
+
+def test_a_batch_is_not_put_back_where_somebody_went_on_after_it(data: str) -> None:
+    whole = steps(TokenLoader(data, **SETTINGS))
+    loader = TokenLoader(data, **SETTINGS)
+    make, iterator = array_maker("torch"), iter(loader)
+    of_another: list[Any] = []
+
+    def fail_while_another_thread_takes_the_next(*arguments: Any) -> Any:
+        loader._make = make
+        another = threading.Thread(target=lambda: of_another.append(next(iter(loader))["input_ids"].tolist()))
+        another.start()
+        another.join()
+        raise MemoryError
+
+    taken = [next(iterator)["input_ids"].tolist()]
+    loader._make = fail_while_another_thread_takes_the_next
+    with pytest.raises(MemoryError):
+        next(iterator)
+    # The second one is nobody's; the third is not given twice.
+    assert taken + whole[1:2] + of_another + steps(loader) == whole
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

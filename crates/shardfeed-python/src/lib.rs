@@ -5,6 +5,7 @@
 
 mod failure; // an error of the library -> a Python exception
 mod process; // what a fork leaves behind -> nobody waits for threads that are not there
+mod interruptible; // work that takes long -> a thread of its own, so that signals are heard
 mod numbers; // an array of a batch     -> a buffer of Python
 mod token_loader; // a stream           -> batches, without the interpreter lock
 mod checkpoint; // a checkpoint         -> its metadata, its bytes in tensors
@@ -19,5 +20,6 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     failure::add(python, module)?;
     module.add_class::<numbers::Numbers>()?;
     module.add_class::<token_loader::Loader>()?;
+    module.add_class::<token_loader::Taken>()?;
     checkpoint::add(module)
 }

@@ -12,16 +12,29 @@ use shardfeed::{
 };
 
 use crate::failure::raise;
+use crate::interruptible::{self, LOOK_EVERY};
 use crate::numbers::Numbers;
 use crate::process::OfThisProcess;
-
-/// How long nobody looks whether the user wants to interrupt.
-const LOOK_EVERY: Duration = Duration::from_millis(30);
 
 /// One rank's stream. `shardfeed.TokenLoader` is its face.
 #[pyclass(module = "shardfeed._native", name = "Loader", frozen)]
 pub(crate) struct Loader {
-    loader: OfThisProcess<Mutex<TokenLoader>>,
+    /// Shared with a thread that `explain` has left behind.
+    loader: OfThisProcess<Arc<Mutex<TokenLoader>>>,
+}
+
+/// Where the stream stood before and after a batch was taken, for whoever cannot hand it out.
+#[pyclass(module = "shardfeed._native", frozen)]
+#[derive(Default)]
+pub(crate) struct Taken(Mutex<Option<(StreamState, StreamState)>>);
+
+#[pymethods]
+impl Taken {
+    /// Nothing yet.
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
 }
 
 /// What the thread says that makes a loader.
@@ -116,20 +129,41 @@ impl Loader {
         // It has nothing more to do.
         let _ = py.detach(|| build.join());
         let loader = built.ok_or_else(|| PyRuntimeError::new_err("the scan panicked; please report this"))?;
-        Ok(Self { loader: OfThisProcess::new(Mutex::new(loader.map_err(raise)?)) })
+        Ok(Self { loader: OfThisProcess::new(Arc::new(Mutex::new(loader.map_err(raise)?))) })
     }
 
     /// The next batch, as a dictionary of numbers, `ids` (a buffer with `input_ids`, `labels`, `position_ids` and `document_ids`, those that
-    /// were asked for, one after another) and `cu_seqlens` (a buffer, if asked for); `None` at the end of an epoch.
-    fn next_batch<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+    /// were asked for, one after another) and `cu_seqlens` (a buffer, if asked for); `None` at the end of an epoch. `taken` is for
+    /// `put_back`.
+    fn next_batch<'py>(&self, py: Python<'py>, taken: &Taken) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let take = |loader: &mut TokenLoader| {
+            let before = loader.state().clone();
+            let next = loader.next_batch_within(LOOK_EVERY)?;
+            if let NextBatch::Batch(_) = next {
+                *taken.0.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some((before, loader.state().clone()));
+            }
+            Ok(next)
+        };
         loop {
             // Let go of before signals are looked at: their handlers may ask for the state.
-            match self.with(py, |loader| loader.next_batch_within(LOOK_EVERY))? {
-                NextBatch::Batch(batch) => return dictionary(py, batch).map(Some),
+            match self.with(py, take)? {
+                NextBatch::Batch(batch) => {
+                    // A signal that came meanwhile is heard here, where the caller still puts the batch back.
+                    py.check_signals()?;
+                    return dictionary(py, batch).map(Some);
+                }
                 NextBatch::EpochOver => return Ok(None),
                 NextBatch::NotYet => py.check_signals()?,
             }
         }
+    }
+
+    /// The batch that was taken, if one was, is handed out again, unless somebody went on after it: another thread, with the next one.
+    fn put_back(&self, py: Python<'_>, taken: &Taken) -> PyResult<()> {
+        let taken = taken.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((before, after)) = taken else { return Ok(()) };
+        self.with(py, |loader| if *loader.state() == after { loader.load_state(&before) } else { Ok(()) })
     }
 
     /// Where the stream stands, as JSON. Also in a child that was forked.
@@ -183,7 +217,10 @@ impl Loader {
     }
 
     fn explain<'py>(&self, py: Python<'py>, step: u64) -> PyResult<Bound<'py, PyDict>> {
-        let origin = self.with(py, |loader| loader.explain(step))?;
+        let loader = Arc::clone(self.at_home()?);
+        // It reads files.
+        let explain = move || loader.lock().unwrap_or_else(PoisonError::into_inner).explain(step);
+        let origin = interruptible::run(py, explain)?;
         explained(py, &origin)
     }
 
@@ -230,26 +267,31 @@ impl Loader {
 }
 
 impl Drop for Loader {
-    /// Threads finish what they are at first. Nobody else of the interpreter waits for that.
+    /// Threads finish what they are at first, and a coordinator is left, if it answers. Nobody else of the interpreter waits for that.
     fn drop(&mut self) {
-        let loader = &self.loader;
-        if loader.is_at_home() {
-            let pause = || loader.lock().unwrap_or_else(PoisonError::into_inner).pause();
-            Python::try_attach(|py| py.detach(pause));
+        if let Some(loader) = self.loader.take() {
+            // Where there is no interpreter any more nobody calls this, and it is dropped with what nobody calls.
+            Python::try_attach(move |py| py.detach(move || drop(loader)));
         }
     }
 }
 
 impl Loader {
-    /// Waits for other threads of the interpreter without the lock that they need to go on.
-    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, TokenLoader>> {
+    /// For everything that a child that was forked cannot do with it.
+    fn at_home(&self) -> PyResult<&Arc<Mutex<TokenLoader>>> {
         if !self.loader.is_at_home() {
             return Err(PyRuntimeError::new_err(
                 "this loader was made by the process that this one was forked from",
             ));
         }
+        Ok(&self.loader)
+    }
+
+    /// Waits for other threads of the interpreter without the lock that they need to go on.
+    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, TokenLoader>> {
+        let loader = self.at_home()?;
         loop {
-            match self.loader.try_lock() {
+            match loader.try_lock() {
                 Ok(loader) => return Ok(loader),
                 Err(TryLockError::Poisoned(loader)) => return Ok(loader.into_inner()),
                 Err(TryLockError::WouldBlock) => {

@@ -4,12 +4,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use shardfeed::checkpoint::{Checkpoint, OpenOptions, StoredItem};
 
-use crate::failure;
+use crate::interruptible;
 
 /// The bytes of a checkpoint's metadata, or of a rank's.
 #[pyfunction]
 #[pyo3(signature = (path, rank=None, follow_links=false))]
-#[allow(clippy::needless_pass_by_value)] // Python hands over a value of its own.
 pub(crate) fn metadata_bytes(
     python: Python<'_>,
     path: PathBuf,
@@ -17,14 +16,13 @@ pub(crate) fn metadata_bytes(
     follow_links: bool,
 ) -> PyResult<Bound<'_, PyBytes>> {
     let options = OpenOptions { rank, follow_links };
-    let bytes = python.detach(|| Checkpoint::metadata_bytes(&path, &options)).map_err(failure::raise)?;
+    let bytes = interruptible::run(python, move || Checkpoint::metadata_bytes(&path, &options))?;
     Ok(PyBytes::new(python, &bytes))
 }
 
 /// What a checkpoint holds, as dictionaries and lists. All of its files are looked at; none is read but the metadata.
 #[pyfunction]
 #[pyo3(signature = (path, rank=None, follow_links=false))]
-#[allow(clippy::needless_pass_by_value)] // Python hands over a value of its own.
 pub(crate) fn describe_checkpoint(
     python: Python<'_>,
     path: PathBuf,
@@ -32,7 +30,7 @@ pub(crate) fn describe_checkpoint(
     follow_links: bool,
 ) -> PyResult<Bound<'_, PyDict>> {
     let options = OpenOptions { rank, follow_links };
-    let checkpoint = python.detach(|| Checkpoint::open_with(&path, &options)).map_err(failure::raise)?;
+    let checkpoint = interruptible::run(python, move || Checkpoint::open_with(&path, &options))?;
     let metadata = checkpoint.metadata();
     let stored = |item: &StoredItem| -> PyResult<Bound<'_, PyDict>> {
         let values = PyDict::new(python);
