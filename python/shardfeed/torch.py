@@ -61,8 +61,9 @@ class TokenDataset(IterableDataset[Batch]):
 
     Without workers a loop begins where this data set stands, and `state_dict()` says where that is. With workers batches come from other
     processes. The first loop begins where the data set stands; each one after it is the next epoch, also if the one before was left early
-    (nobody tells the workers how far the trainer got), unless `set_epoch` or `load_state_dict` said where it begins. For the state use
-    torchdata's StatefulDataLoader, or `state_dict(after=batch)` with the last batch that was trained on.
+    (nobody tells the workers how far the trainer got), unless `set_epoch` or `load_state_dict` said where it begins, or a loop without
+    workers ended there. For the state use torchdata's StatefulDataLoader, or `state_dict(after=batch)` with the last batch that was trained
+    on.
 
     `set_epoch`, `load_state_dict` and `skip` count from the next loop on: call them before `iter(DataLoader)`, not while it is being read.
     A copy, also one that was pickled, is a data set of its own that stands where this one does. With workers, make it in the process that
@@ -122,7 +123,7 @@ class TokenDataset(IterableDataset[Batch]):
             self._catch_up()
             self._is_ahead = False
             is_wrapped = any(frame.f_code.co_qualname.startswith(LOOPS_AHEAD) for frame in _callers())
-            return self._batches_ahead() if is_wrapped else iter(self.loader)
+            return self._batches(is_wrapped)
         _refuse_another_parent(self._loops)
         turn = self._turn_of(worker.id, worker.num_workers)
         turn.begin()
@@ -166,10 +167,17 @@ class TokenDataset(IterableDataset[Batch]):
             self._turn = _Turn(self.loader, self._loops, worker, workers)
         return self._turn
 
-    def _batches_ahead(self) -> Iterator[Batch]:
-        for batch in self.loader:
-            self._is_ahead = True
-            yield batch
+    def _batches(self, is_wrapped: bool) -> Iterator[Batch]:
+        """A loop of this process."""
+        try:
+            for batch in self.loader:
+                if is_wrapped:
+                    self._is_ahead = True
+                yield batch
+        finally:
+            # Workers that persist go on where it ended, also if it was left early; if they have begun a loop meanwhile, after that.
+            if self._loops.is_at_home and self._loops.generation > 0 and self._loops.last_epoch() is None:
+                self._loops.begin_at(self.loader.state_dict())
 
     def _own_loops(self) -> None:
         """In a child that was forked or spawned to train by itself: what it does is no business of its parent's workers."""
