@@ -30,6 +30,9 @@ from torch.nn import functional
 
 VOCABULARY, SEQ_LEN, GLOBAL_BATCH = 128, 64, 12
 
+#: A job takes a tenth of it.
+JOB_SECONDS_MAX = 240
+
 
 class Block(nn.Module):
     """Attention and what follows it."""
@@ -155,10 +158,20 @@ def torchrun(ranks: int, directory: Path, name: str, steps: int, kill_at: int | 
     if kill_at is not None:
         command += ["--kill-at", str(kill_at)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode and kill_at is None:
-        sys.exit(f"{name} on {ranks} ranks failed:\n{done.stderr}")
-    return done.returncode
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as job:
+        try:
+            errors = job.communicate(timeout=JOB_SECONDS_MAX)[1]
+        except BaseException:
+            # Asked to end, it ends its ranks first, each of which is a process group of its own; killed, it would leave them.
+            job.terminate()
+            try:
+                job.communicate(timeout=60)
+            finally:
+                job.kill()
+            raise
+    if job.returncode and kill_at is None:
+        sys.exit(f"{name} on {ranks} ranks failed:\n{errors}")
+    return job.returncode
 
 
 def read_log(path: Path) -> dict[int, dict[str, float]]:

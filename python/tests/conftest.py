@@ -1,11 +1,26 @@
 """A small data set for all tests."""
 
+import faulthandler
+import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+
+
+#: No test takes half of it.
+SECONDS_MAX = 900
+
+#: Where errors go, also while pytest takes what tests write.
+errors = 2
+
+
+def pytest_configure() -> None:
+    global errors
+    errors = os.dup(2)
 
 
 def write_data(directory: Path, *, files: int = 5, rows: int = 60, row_group: int = 16) -> list[list[int]]:
@@ -40,6 +55,14 @@ def data(rows_and_data: tuple[list[list[int]], Path]) -> str:
 @pytest.fixture(scope="session")
 def rows(rows_and_data: tuple[list[list[int]], Path]) -> list[list[int]]:
     return rows_and_data[0]
+
+
+@pytest.fixture(autouse=True)
+def not_for_ever() -> Iterator[None]:
+    """A test that waits for ever says where, and ends the run: some wait for what they call, or for processes, and know no limit."""
+    faulthandler.dump_traceback_later(SECONDS_MAX, exit=True, file=errors)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)

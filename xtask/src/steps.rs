@@ -100,8 +100,8 @@ fn torch(setting: &Setting) -> Result<Outcome, Failure> {
 }
 
 fn python(setting: &Setting) -> Result<Outcome, Failure> {
-    python::check(&setting.root)?;
-    Ok(Outcome::Held)
+    let left_out = python::check(&setting.root)?;
+    Ok(left_out.map_or(Outcome::Held, |what| Outcome::Skipped(what.to_owned())))
 }
 
 fn examples(setting: &Setting) -> Result<Outcome, Failure> {
