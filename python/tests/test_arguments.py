@@ -21,6 +21,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from shardfeed import Batch, ShardfeedError, TokenLoader, checkpoint
+from shardfeed.torch import TokenDataset
+from torch.utils.data import DataLoader
 
 SETTINGS: dict[str, Any] = {"seq_len": 32, "global_batch": 8, "seed": 7}
 
@@ -207,10 +209,10 @@ def stored(port: int) -> str:
     return "\n".join(base64.b64decode(pair[name]).decode(errors="replace") for pair in found for name in ("key", "value") if name in pair)
 
 
-def reporting(data: str, port: int) -> TokenLoader:
-    """A loader that tells a coordinator how it does."""
+def reporting(data: str, port: int, kind: Any = TokenLoader) -> Any:
+    """A loader, or a data set, that tells a coordinator how it does."""
     try:
-        return TokenLoader(data, **SETTINGS, coordinator=f"etcd://127.0.0.1:{port}/run-7")
+        return kind(data, **SETTINGS, coordinator=f"etcd://127.0.0.1:{port}/run-7")
     except ValueError as error:
         assert "cargo feature etcd" in str(error)
         pytest.skip("the package was built without etcd")
@@ -226,6 +228,16 @@ def test_a_coordinator_hears_of_the_rank_and_changes_no_batch(data: str, etcd: t
         time.sleep(0.05)
     assert "run-7" in stored(port) and loader.stats()["coordinator_trouble"] is None
     assert str(port) not in repr(loader)
+
+
+def test_of_workers_of_a_dataloader_one_tells_the_coordinator(data: str, etcd: tuple[int, int]) -> None:
+    port, _ = etcd
+    loop = iter(DataLoader(reporting(data, port, TokenDataset), batch_size=None, num_workers=2))
+    next(loop)
+    deadline = time.monotonic() + 60
+    while not re.search(r'"samples":[1-9]', stored(port).split("/worker/")[-1]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert re.search(r'"samples":[1-9]', stored(port).split("/worker/")[-1]), stored(port)
 
 
 def test_other_threads_go_on_while_a_loader_takes_leave_of_a_coordinator_that_does_not_answer(data: str, etcd: tuple[int, int]) -> None:

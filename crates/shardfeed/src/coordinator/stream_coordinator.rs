@@ -404,11 +404,14 @@ impl StreamCoordinator {
             unit: config.unit(),
             ..self.reporting(config.rank())
         };
+        self.let_go_of_reporter(config.rank())?;
         self.start(Place { meta, settings, is_leased }, work)
     }
 
-    /// Joins for a loader whose order needs no coordinator: it only tells how it does.
+    /// Joins for a loader whose order needs no coordinator: it only tells how it does. Waits for nobody, since a batch waits for this: the
+    /// lease of who reported by itself meanwhile ends by itself.
     pub(crate) fn join_reporting(&self, rank: Rank, meta: Meta, work: Arc<dyn Work>) -> Result<Arc<Session>> {
+        lock(&self.reporters).remove(&rank.index());
         self.start(Place { meta, settings: self.reporting(rank), is_leased: false }, work)
     }
 
@@ -425,12 +428,17 @@ impl StreamCoordinator {
         }
     }
 
-    fn start(&self, place: Place, work: Arc<dyn Work>) -> Result<Arc<Session>> {
-        let rank = place.settings.rank;
-        // Who reported by itself is a loader now.
-        if let Some((lease, _)) = lock(&self.reporters).remove(&rank).and_then(|reporter| reporter.place) {
+    /// Who reported by itself is a loader now.
+    pub(crate) fn let_go_of_reporter(&self, rank: Rank) -> Result<()> {
+        let reporter = lock(&self.reporters).remove(&rank.index());
+        if let Some((lease, _)) = reporter.and_then(|reporter| reporter.place) {
             self.ask(&Request::Revoke(lease))?;
         }
+        Ok(())
+    }
+
+    fn start(&self, place: Place, work: Arc<dyn Work>) -> Result<Arc<Session>> {
+        let rank = place.settings.rank;
         let session = Arc::new(Session::start(Arc::clone(&self.store), place, work)?);
         lock(&self.sessions).insert(rank, Arc::downgrade(&session));
         Ok(session)

@@ -53,6 +53,8 @@ pub struct TokenLoader {
     began: Option<Instant>,
     /// What the coordinator is told, if there is one: written here, read elsewhere.
     told: Arc<Told>,
+    coordinator: Option<Arc<StreamCoordinator>>,
+    /// From the first batch on.
     session: Option<Arc<Session>>,
 }
 
@@ -165,6 +167,11 @@ impl TokenLoader {
     pub fn next_batch_within(&mut self, patience: Duration) -> Result<NextBatch> {
         let asked = Instant::now();
         let began = *self.began.get_or_insert(asked);
+        if self.session.is_none()
+            && let Some(coordinator) = self.coordinator.clone()
+        {
+            self.join(&coordinator)?;
+        }
         if self.engine.is_none() {
             // An epoch of its own may end otherwise than the rest of the one that was resumed.
             check_tail(&self.source.order, &self.state, self.tail)?;
@@ -197,14 +204,9 @@ impl TokenLoader {
         }
     }
 
+    /// Not before somebody asks for a batch: a loader that others were made from, as in the workers of a DataLoader, would hold its rank
+    /// against the one that has the work.
     fn join(&mut self, coordinator: &StreamCoordinator) -> Result<()> {
-        if coordinator.world_size() != self.rank.world_size() {
-            return Err(Error::Invalid(format!(
-                "a loader of world size {} with a coordinator of world size {}; give both the same",
-                self.rank.world_size(),
-                coordinator.world_size()
-            )));
-        }
         let Fingerprint(bytes) = self.data.manifest().fingerprint();
         let (first, _) = bytes.split_at(8);
         let meta = Meta {
@@ -625,8 +627,8 @@ impl TokenLoaderBuilder {
         self
     }
 
-    /// Tells this coordinator how the rank does and where it stands. The order needs no coordinator, and no batch waits for one:
-    /// when it is away, nothing changes but that nobody hears of it.
+    /// Tells this coordinator how the rank does and where it stands, from the first batch on. The order needs no coordinator, and no
+    /// batch waits for one: when it is away, nothing changes but that nobody hears of it.
     pub fn coordinator(mut self, coordinator: Arc<StreamCoordinator>) -> Self {
         self.coordinator = Some(coordinator);
         self
@@ -648,6 +650,15 @@ impl TokenLoaderBuilder {
             return Err(Error::Invalid(
                 "one step of every 0 is handed out; give 1 for every step".to_owned(),
             ));
+        }
+        if let Some(coordinator) = &self.coordinator
+            && coordinator.world_size() != self.rank.world_size()
+        {
+            return Err(Error::Invalid(format!(
+                "a loader of world size {} with a coordinator of world size {}; give both the same",
+                self.rank.world_size(),
+                coordinator.world_size()
+            )));
         }
         let share = self.rank.share(u64::from(self.global_batch));
         if self.batch.arrays.cu_seqlens
@@ -703,6 +714,7 @@ impl TokenLoaderBuilder {
             stats: LoaderStats::default(),
             began: None,
             told: Arc::default(),
+            coordinator: self.coordinator,
             session: None,
         };
         match &self.state {
@@ -711,8 +723,8 @@ impl TokenLoaderBuilder {
         }
         // A budget that is too small is refused here, not at the first batch.
         loader.check_budget()?;
-        if let Some(coordinator) = &self.coordinator {
-            loader.join(coordinator)?;
+        if let Some(coordinator) = &loader.coordinator {
+            coordinator.let_go_of_reporter(loader.rank)?;
         }
         Ok(loader)
     }

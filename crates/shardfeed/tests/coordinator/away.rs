@@ -86,11 +86,36 @@ fn a_token_loader_goes_on() {
 
     // It comes back: so does the worker.
     let mut loader = build(Some(&coordinator));
+    take_half(&mut loader);
+    // Back to the beginning: within an epoch it would stay where it is.
+    loader.set_epoch(1);
+    loader.set_epoch(0);
     etcd.run(0);
     wait_until("it is heard of again", || {
         coordinator.workers().is_ok_and(|rows| rows.first().is_some_and(|row| row.lease_ms.is_some()))
     });
     assert_eq!(digest(&mut loader), expected_first);
+}
+
+#[test]
+fn a_token_loader_that_hands_nothing_out_leaves_its_rank_to_who_does() {
+    let dir = tempfile::tempdir().unwrap();
+    write_sample(dir.path(), &SampleData::default()).unwrap();
+    let etcd = Etcd::start(1);
+    // Each with a coordinator of its own, as in the processes of a DataLoader.
+    let build = || {
+        let coordinator = Arc::new(StreamCoordinator::connect(&etcd.url("workers"), config()).unwrap());
+        TokenLoader::builder(dir.path(), 128, 16).coordinator(coordinator).build().unwrap()
+    };
+    let made_first = build();
+    let mut worker = build();
+    drop(worker.next_batch().unwrap().unwrap());
+    let coordinator = StreamCoordinator::connect(&etcd.url("workers"), config()).unwrap();
+    wait_until("the worker is heard of", || {
+        let rows = coordinator.workers().unwrap();
+        rows.first().is_some_and(|row| row.position == 16 && row.health.status == WorkerStatus::Active)
+    });
+    assert_eq!((worker.coordinator_trouble(), made_first.coordinator_trouble()), (None, None));
 }
 
 #[test]
