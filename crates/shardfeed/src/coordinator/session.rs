@@ -151,6 +151,7 @@ impl Session {
             watch: None,
             commits: 0,
             number: 0,
+            leaves_by: None,
             store,
             place,
             work,
@@ -335,6 +336,8 @@ struct Driver {
     commits: u64,
     /// Of what began last.
     number: u64,
+    /// Once it is to leave: when it does, though nobody has its checkpoint.
+    leaves_by: Option<Instant>,
 }
 
 impl Driver {
@@ -344,10 +347,8 @@ impl Driver {
             return;
         }
         let mut checkpoint = None;
-        // Once it is to leave: when it does, though nobody has its checkpoint.
-        let mut leaves_by: Option<Instant> = None;
         while self.worker.end().is_none() && !self.is_refused() {
-            let inbox = self.wait(leaves_by.is_some());
+            let inbox = self.wait(self.leaves_by.is_some());
             if inbox.is_abandoned {
                 return;
             }
@@ -370,11 +371,11 @@ impl Driver {
                 checkpoint = Some(state);
             }
             if inbox.leaves {
-                leaves_by = Some(Instant::now() + FAREWELL_REQUESTS * self.patience());
+                self.leaves_by.get_or_insert(Instant::now() + FAREWELL_REQUESTS * self.patience());
             }
             // Whose rank is another's has nobody to hand it to.
             let is_waited_for = checkpoint.is_some() && !self.worker.has_rival();
-            if leaves_by.is_some_and(|by| !is_waited_for || Instant::now() >= by) {
+            if self.leaves_by.is_some_and(|by| !is_waited_for || Instant::now() >= by) {
                 self.step_all(VecDeque::from([Event::Leave]));
             }
         }
@@ -503,12 +504,13 @@ impl Driver {
         matches!(self.ask(&keep(rank, joined, state)), Answer::Applied(_))
     }
 
-    /// Makes sure that the job is the one that is meant: writes down what it is, or compares. Tries until it is answered, or told
-    /// to leave.
-    fn agree(&self) -> Result<(), String> {
-        let mut pause = Duration::from_millis(20);
+    /// Makes sure that the job is the one that is meant: writes down what it is, or compares. Tries until it is answered, or has left: at
+    /// once when it is told to, or when its time for the checkpoint is over that it has still to hand on.
+    fn agree(&mut self) -> Result<(), String> {
+        let patience = self.patience();
+        let mut pause = FAREWELL_PAUSE;
         loop {
-            match agree(&*self.store, &self.place.meta, self.patience()) {
+            match agree(&*self.store, &self.place.meta, patience) {
                 Ok(agreed) => return agreed,
                 Err(error) => {
                     let denied = matches!(error, StoreError::Denied(_));
@@ -518,13 +520,21 @@ impl Driver {
                     }
                 }
             }
-            let until = Instant::now() + pause;
+            let mut until = Instant::now() + pause;
             let mut inbox = self.shared.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-            while Instant::now() < until {
+            loop {
+                let now = Instant::now();
                 if inbox.leaves {
-                    return Err("it left before the store answered".to_owned());
+                    let by = *self.leaves_by.get_or_insert(now + FAREWELL_REQUESTS * patience);
+                    if inbox.checkpoint.is_none() || inbox.is_abandoned || now >= by {
+                        return Err("it left before the store answered".to_owned());
+                    }
+                    until = until.min(now + FAREWELL_PAUSE);
                 }
-                let left = until.saturating_duration_since(Instant::now());
+                let left = until.saturating_duration_since(now);
+                if left.is_zero() {
+                    break;
+                }
                 inbox = self.shared.rings.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
             }
             pause = (pause * 2).min(Duration::from_secs(1));

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use shardfeed::sample::{SampleData, write_sample};
 use shardfeed::{StreamCoordinator, StreamingConfig, StreamingShardLoader, TokenLoader, WorkerStatus};
 
@@ -210,6 +211,33 @@ fn who_commits_and_leaves_at_once_has_handed_its_checkpoint_on() {
         let state = coordinator.get_checkpoint(0).unwrap().expect("it was handed on");
         assert_eq!((state.position as u64, state.step), (round, Some(round)));
     }
+}
+
+#[test]
+fn who_commits_and_leaves_before_it_could_join_hands_its_checkpoint_on_when_the_coordinator_is_back() {
+    // It waits for an answer for 1.5 s, and four times as long to hand its checkpoint on.
+    let config = || config().with_lease(Duration::from_secs(9));
+    let etcd = Etcd::start(1);
+    let coordinator = Arc::new(StreamCoordinator::connect(&etcd.url("late"), config()).unwrap());
+    let signal = |signal| kill_process(Pid::from_raw(etcd.pid(0).unwrap() as i32).unwrap(), signal).unwrap();
+    signal(Signal::STOP);
+    let numbers = Numbers { len: 1000, delay: Duration::ZERO };
+    let loader = StreamingShardLoader::new(numbers, config()).unwrap();
+    let loader = loader.with_coordinator(Arc::clone(&coordinator));
+    loader.next().unwrap().unwrap();
+    wait_until("it is not answered", || loader.coordinator_trouble().is_some());
+    loader.commit_step(7).unwrap();
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        drop(loader);
+        tell.send(()).unwrap();
+    });
+    // Its last question is unanswered by then, and it asks again.
+    assert!(told.recv_timeout(Duration::from_secs(2)).is_err(), "it gave up");
+    signal(Signal::CONT);
+    told.recv_timeout(Duration::from_mins(1)).expect("it leaves");
+    let state = coordinator.get_checkpoint(0).unwrap().expect("it was handed on");
+    assert_eq!((state.position, state.step), (1, Some(7)));
 }
 
 #[test]
