@@ -174,20 +174,23 @@ impl Deals {
         self.deal_again(None)
     }
 
-    /// The same for a worker that has nothing to do: once anybody's throughput is known, it gets a sample if somebody has one left that is
-    /// not begun. So nobody who can work waits while there is work, as if samples were handed out one by one.
+    /// The same for a worker that has nothing to do: it gets a sample if somebody has one left that is not begun. So nobody waits while
+    /// there is work, as if samples were handed out one by one. Until somebody is known to move, all count alike.
     pub fn rebalance_for(&mut self, idle: usize) -> Option<&Deal> {
         self.deal_again(Some(idle))
     }
 
     fn deal_again(&mut self, idle: Option<usize>) -> Option<&Deal> {
-        let speeds = self.speeds();
+        let mut speeds = self.speeds();
         let left = self.left();
+        let idle = idle.filter(|&worker| left.get(worker) == Some(&0));
+        if idle.is_some() && speeds.iter().sum::<f64>() <= 0.0 {
+            speeds.fill(1.0);
+        }
         let (all_left, all_speed) = (left.iter().sum::<u64>(), speeds.iter().sum::<f64>());
         if all_left == 0 || all_speed <= 0.0 || !all_speed.is_finite() {
             return None;
         }
-        let idle = idle.filter(|&worker| left.get(worker) == Some(&0));
         let has_nothing = |(&left, &speed): (&u64, &f64)| left == 0 && speed > 0.0;
         if idle.is_none() && !left.iter().zip(&speeds).any(has_nothing) {
             let ideal = all_left as f64 / all_speed;

@@ -336,6 +336,19 @@ fn one_who_asks_gets_a_sample_however_slow_it_is() {
 }
 
 #[test]
+fn one_who_asks_gets_a_sample_though_nobody_is_known_to_move() {
+    let mut unheard = Deals::new(&[0, 10], 0.2);
+    assert_eq!(unheard.rebalance_for(0).unwrap().shares, [5, 5]);
+    // All that is known is that one stood still.
+    let mut deals = Deals::new(&[1, 10], 0.2);
+    deals.report(0, 1, 0.0).unwrap();
+    deals.report_taken(1, 0).unwrap();
+    assert_eq!(deals.clone().rebalance(), None, "nobody asks");
+    assert_eq!(deals.clone().rebalance_for(1), None, "it has some");
+    assert_eq!(deals.rebalance_for(0).unwrap().shares, [5, 5]);
+}
+
+#[test]
 fn reports_and_deals_that_cannot_be_are_refused() {
     let mut deals = Deals::new(&[10, 10], 0.1);
     deals.report(0, 5, 1.0).unwrap();
