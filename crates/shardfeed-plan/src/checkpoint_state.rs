@@ -173,6 +173,17 @@ pub enum CheckpointError {
          restore it into a loader and ask that one's checkpoint"
     )]
     NeedsData(&'static str),
+    /// The same, by looking at more samples than that is worth.
+    #[error(
+        "which samples were processed depends on the hashes of {samples} samples, and without the data set at most {max} are looked at; \
+         restore the checkpoint into a loader and ask that one's checkpoint"
+    )]
+    NeedsHashes {
+        /// How many.
+        samples: u64,
+        /// How many are.
+        max: u64,
+    },
 }
 
 impl CheckpointState {
@@ -266,8 +277,8 @@ impl CheckpointState {
     /// Indexes in the data set of the samples that were handed out, in the worker's order.
     ///
     /// # Panics
-    /// If the checkpoint was read from somewhere and its strategy goes by labels or keys of the data: see
-    /// [`try_processed_indices`](Self::try_processed_indices).
+    /// If the checkpoint was read from somewhere and its strategy goes by labels or keys of the data, or by the hashes of more than
+    /// 16,777,216 samples: see [`try_processed_indices`](Self::try_processed_indices).
     pub fn processed_indices(&self) -> impl Iterator<Item = usize> + use<> {
         self.try_processed_indices().unwrap_or_else(|error| panic!("{error}"))
     }
@@ -281,7 +292,7 @@ impl CheckpointState {
             (None, Needs::Keys) if self.facts != 0 => return Err(CheckpointError::NeedsData("keys")),
             // Each sample would have to be hashed for each worker: not for numbers that somebody made up.
             (None, Needs::Keys) if self.hashes() > HASHED_MAX => {
-                return Err(CheckpointError::NeedsData("number of samples"));
+                return Err(CheckpointError::NeedsHashes { samples: self.hashes(), max: HASHED_MAX });
             }
             (None, _) => {
                 let world_size = u32::try_from(self.world_size).unwrap_or(u32::MAX);
@@ -364,6 +375,18 @@ mod tests {
             timestamp: 1_700_000_000,
         };
         CheckpointState::new(&stream, progress, &partition)
+    }
+
+    #[test]
+    fn samples_that_are_too_many_to_be_hashed_are_told_with_what_to_do() {
+        let hashed = PartitionStrategy::HashBased { num_partitions: 16, hash_seed: 1 };
+        let json = of(&hashed, Facts::None, None).to_json();
+        let stored = |samples: &str| CheckpointState::from_json(&json.replace("20,", samples)).unwrap();
+        assert_eq!(stored("1048576,").processed_indices().count(), 5);
+        let error = stored("16777217,").try_processed_indices().err().unwrap();
+        assert_eq!(error, CheckpointError::NeedsHashes { samples: 16_777_217, max: 16_777_216 });
+        let message = error.to_string();
+        assert!(message.contains("16777217 samples") && message.contains("into a loader"), "{message}");
     }
 
     /// What was written stays readable, byte for byte: another form is another [`CHECKPOINT_FORMAT`]. Fingerprints of keys and labels
