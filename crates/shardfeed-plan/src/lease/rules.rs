@@ -11,6 +11,11 @@ pub const fn fences() -> bool {
     true
 }
 
+/// A step alone names the report that it follows on.
+pub const fn compares_reports() -> bool {
+    true
+}
+
 /// Every write names the generation that it is of.
 pub const fn checks_the_generation() -> bool {
     true

@@ -19,6 +19,17 @@ pub struct Oracle {
     pub violation: Option<String>,
 }
 
+/// Steps of one process are so far from those of the next.
+pub const STEPS: u64 = 1_000_000;
+
+/// The step that a worker's checkpoint names.
+fn step_of(kv: &mut Memory, now: u64, rank: u32) -> Option<u64> {
+    match kv.read(now, &[Keys::One(Key::Checkpoint(rank))]).1.pop()?.value {
+        Value::Checkpoint(state) => state.step,
+        _ => None,
+    }
+}
+
 /// Samples that a write commits.
 #[derive(Debug)]
 pub struct Added {
@@ -57,6 +68,12 @@ impl Oracle {
     pub fn weighs(&self, kv: &mut Memory, now: u64, txn: &Txn) -> (Vec<Added>, Vec<String>) {
         let (mut added, mut objections) = (Vec::new(), Vec::new());
         for (key, value, _) in &txn.puts {
+            if let (Key::Checkpoint(rank), Value::Checkpoint(state)) = (key, value) {
+                let before = step_of(kv, now, *rank);
+                if state.step < before {
+                    objections.push(format!("step undone: {before:?} of {rank} by {:?}", state.step));
+                }
+            }
             let (Key::Run(scope, id), Value::Run(run)) = (key, value) else { continue };
             // A run may be cut: what is done of it is then in several.
             let mut old = Ranges::default();
@@ -124,6 +141,14 @@ impl Oracle {
         }
         if !self.believed.insert(place) {
             self.object(format!("believed twice: {place:?}"));
+        }
+    }
+
+    /// A worker was told that its step is known. A later one is that of its successor.
+    pub fn believes_step(&mut self, kv: &mut Memory, now: u64, rank: u32, step: u64) {
+        let known = step_of(kv, now, rank);
+        if known < Some(step) {
+            self.object(format!("step unknown: {step} of {rank}, which has {known:?}"));
         }
     }
 

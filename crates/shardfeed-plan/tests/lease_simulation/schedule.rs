@@ -39,10 +39,11 @@ pub enum Fault {
 }
 
 pub const LEASE_MS: u64 = 3_000;
+pub const WORKERS_MAX: u32 = 5;
 
 impl Schedule {
     pub fn new(dice: &mut Dice) -> Self {
-        let workers = dice.between(1, 5) as usize;
+        let workers = dice.between(1, u64::from(WORKERS_MAX)) as usize;
         let stormy = dice.permille(700);
         let rate = |dice: &mut Dice, max: u64| if stormy { dice.below(max) } else { 0 };
         let weather = Weather {

@@ -3,6 +3,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::fmt;
 
+use shardfeed_plan::{CheckpointState, Facts, Partition, PartitionStrategy, Progress, Rank, StreamIdentity};
+
 use crate::lease::key::{Key, Keys, RunId, Scope};
 use crate::lease::kv::{Compare, Memory, Txn};
 use crate::lease::ranges::Ranges;
@@ -11,8 +13,8 @@ use crate::lease::worker::{
     Action, Answer, Done, End, Event, Report, Request, Times, Worker, WorkerSettings,
 };
 use crate::network::Dice;
-use crate::oracle::Oracle;
-use crate::schedule::{Fault, LEASE_MS, Schedule};
+use crate::oracle::{Oracle, STEPS};
+use crate::schedule::{Fault, LEASE_MS, Schedule, WORKERS_MAX};
 
 /// What came of a schedule.
 pub struct Outcome {
@@ -80,11 +82,35 @@ struct Process {
     sent: Vec<(RunId, u64, u64)>,
     history: Vec<(RunId, u64, u64)>,
     position: u64,
+    /// The step that was named last.
+    step: u64,
     is_committing: bool,
+    /// The epoch is over, and it goes on once that is committed.
+    goes_on: bool,
     slower: u64,
     /// When it is told the time next.
     wakes_at: u64,
     is_finished: bool,
+}
+
+impl Process {
+    /// All that it has sent so far, as of another step.
+    fn commit(&mut self, rank: usize) -> Event {
+        self.step += 1;
+        let done = ranges_of(&mut self.history);
+        Event::Commit { done, step: Some(self.step), checkpoint: Some(Box::new(checkpoint(rank, self.step))) }
+    }
+}
+
+/// One that names a step.
+fn checkpoint(rank: usize, step: u64) -> CheckpointState {
+    let strategy = &PartitionStrategy::RoundRobin;
+    let rank = Rank::new(rank as u32, WORKERS_MAX).expect("a rank");
+    let stream = StreamIdentity { rank, shuffle_seed: None, strategy, samples: 0, fingerprint: 0, facts: 0 };
+    let progress =
+        Progress { epoch: 0, processed: Vec::new(), assignment: None, step: Some(step), timestamp: 0 };
+    let partition = Partition::new(strategy, 0, WORKERS_MAX, None, Facts::None).expect("it divides nothing");
+    CheckpointState::new(&stream, progress, &partition)
 }
 
 #[derive(Debug)]
@@ -304,7 +330,9 @@ impl World {
             sent: Vec::new(),
             history: Vec::new(),
             position: 0,
+            step: session * STEPS,
             is_committing: false,
+            goes_on: false,
             slower: 1,
             wakes_at: 0,
             is_finished: false,
@@ -347,8 +375,13 @@ impl World {
                     process.is_committing = false;
                     let (scope, sent) =
                         (process.worker.scope().expect("begun"), std::mem::take(&mut process.sent));
+                    let (step, goes_on) = (process.step, std::mem::take(&mut process.goes_on));
                     for (run, sample, _) in sent {
                         self.oracle.believes(session, scope, run.origin, sample);
+                    }
+                    self.oracle.believes_step(&mut self.kv, self.now, rank as u32, step);
+                    if goes_on {
+                        self.over(rank, session);
                     }
                 }
                 Action::Warm(_) => {}
@@ -370,6 +403,11 @@ impl World {
     fn over(&mut self, rank: usize, session: u64) {
         let (now, epochs, lens) = (self.now, self.schedule.epochs, self.schedule.lens.clone());
         let Some(process) = self.process(rank, session) else { return };
+        // Whoever goes on has committed what it named.
+        process.goes_on = process.is_committing;
+        if process.goes_on || process.is_finished {
+            return;
+        }
         let is_left_over = !process.fresh.is_empty() || !process.sent.is_empty() || !process.todo.is_empty();
         process.epoch += 1;
         process.history.clear();
@@ -436,7 +474,12 @@ impl World {
         let Some(process) = self.process(rank, session) else { return };
         let wait = if process.is_finished { 1_000 } else { pace * process.slower };
         let mut commit = None;
-        if !process.is_committing {
+        let (seldom, often) = (50, 500);
+        if !process.is_committing && dice.permille(if process.is_finished { often } else { seldom }) {
+            // A step with which nothing new is done.
+            process.is_committing = true;
+            commit = Some(process.commit(rank));
+        } else if !process.is_committing {
             let may = now < process.worker.delivers_until();
             if process.fresh.len() < every
                 && may
@@ -454,8 +497,7 @@ impl World {
                 let (kept, sent) = split(std::mem::take(&mut process.fresh), keep);
                 (process.fresh, process.sent) = (kept, sent);
                 process.history.extend(&process.sent);
-                let done = ranges_of(&mut process.history);
-                commit = Some(Event::Commit { done, step: None, checkpoint: None });
+                commit = Some(process.commit(rank));
             }
         }
         if let Some(commit) = commit {

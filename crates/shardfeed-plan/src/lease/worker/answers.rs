@@ -3,7 +3,7 @@
 use super::super::key::RunId;
 use super::super::rules;
 use super::event::{Action, Answer};
-use super::{Doing, Held, Lease, Sent, Worker, Write};
+use super::{Change, Doing, Held, Lease, Sent, Worker, Write};
 
 impl Worker {
     pub(super) fn answered(&mut self, now: u64, answer: Answer, actions: &mut Vec<Action>) {
@@ -43,6 +43,7 @@ impl Worker {
             (Doing::Look, Answer::Read(entries)) => self.looked(now, entries, actions),
             (Doing::Join, Answer::Applied(change)) => {
                 self.joins(change);
+                self.reported = change;
                 self.report_at = now + self.settings.times.keep_alive;
                 self.look_at = now;
             }
@@ -50,7 +51,9 @@ impl Worker {
                 // Somebody has the rank, or does not have it any more: not as fast as the store answers.
                 (self.is_unsure, self.retry_at) = (true, now + times.keep_alive / 10);
             }
-            (Doing::Report, Answer::Applied(_)) => self.report_at = now + times.keep_alive,
+            (Doing::Report, Answer::Applied(change)) => {
+                (self.reported, self.report_at) = (change, now + times.keep_alive);
+            }
             (Doing::Claim { id, run, modified }, Answer::Applied(change)) => {
                 let modified = if modified == 0 { change } else { modified };
                 self.take(id, Held { token: Some(change), run, modified }, actions);
@@ -90,6 +93,9 @@ impl Worker {
 
     pub(super) fn committed(&mut self, now: u64, change: u64, actions: &mut Vec<Action>) {
         if let Some(write) = self.commit.take() {
+            if let Change::Commit { step, checkpoint: Some(_), .. } = write.change {
+                self.step = step;
+            }
             self.wrote(now, &write, change);
             actions.push(Action::Committed);
         }
@@ -103,7 +109,11 @@ impl Worker {
     }
 
     fn wrote(&mut self, now: u64, write: &Write, change: u64) {
-        for (id, run) in self.changed(&write.change, write.seq).0 {
+        let runs = self.changed(&write.change, write.seq).0;
+        if runs.is_empty() {
+            self.reported = change;
+        }
+        for (id, run) in runs {
             if run.is_done(id.start) {
                 self.held.remove(&id);
             } else if let Some(held) = self.held.get_mut(&id) {

@@ -69,6 +69,7 @@ impl Worker {
         match table.workers.get(&self.settings.rank) {
             Some(there) if there.record.session == self.settings.session => {
                 self.joins(there.created);
+                self.reported = there.modified;
                 self.rival = None;
                 true
             }

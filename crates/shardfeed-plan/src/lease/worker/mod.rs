@@ -28,6 +28,9 @@ pub struct Worker {
     joined: Option<u64>,
     /// The change by which it was there first: tells what this process did from what others do.
     tag: u64,
+    /// The change by which it said last how it does, and the step that it wrote last.
+    reported: u64,
+    step: Option<u64>,
     /// Another process that has the rank: since when it was seen, and its last change.
     rival: Option<(u64, u64)>,
     held: BTreeMap<RunId, Held>,
@@ -177,6 +180,8 @@ impl Worker {
             lease: None,
             joined: None,
             tag: 0,
+            reported: 0,
+            step: None,
             rival: None,
             held: BTreeMap::new(),
             to_release: Vec::new(),
@@ -309,7 +314,11 @@ impl Worker {
     }
 
     fn prepare_commit(&mut self, commit: Change, actions: &mut Vec<Action>) {
-        if self.changed(&commit, 0).0.is_empty() {
+        let is_another_step = matches!(
+            &commit,
+            Change::Commit { step: Some(step), checkpoint: Some(_), .. } if self.step != Some(*step)
+        );
+        if !is_another_step && self.changed(&commit, 0).0.is_empty() {
             actions.push(Action::Committed);
             return;
         }

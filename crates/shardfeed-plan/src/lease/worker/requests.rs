@@ -152,10 +152,21 @@ impl Worker {
         (Doing::Claim { id, run, modified }, Request::Write(txn))
     }
 
-    /// Each run must be the worker's still, by the same claim, and as the worker wrote it last.
+    /// Each run must be the worker's still, by the same claim, and as the worker wrote it last. A step alone has no run that it could be
+    /// compared with: it is written with a report, and follows on the last one, so that none comes after a later one.
     pub(super) fn write(&self, scope: Scope, lease: u64, write: &Write) -> Txn {
         let mut txn = self.txn();
         let (runs, tails) = self.changed(&write.change, write.seq);
+        if runs.is_empty() {
+            let rank = self.settings.rank;
+            if rules::fences() {
+                txn.compares.push(Compare::Created(Key::Alive(rank), self.joined.unwrap_or(0)));
+            }
+            if rules::compares_reports() {
+                txn.compares.push(Compare::Modified(Key::Worker(rank), self.reported));
+            }
+            txn.puts.push((Key::Worker(rank), self.record(), 0));
+        }
         for (id, run) in runs {
             let held = &self.held[&id];
             if rules::fences() {

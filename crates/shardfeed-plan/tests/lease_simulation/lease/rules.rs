@@ -7,6 +7,7 @@ use std::cell::Cell;
 pub enum Rule {
     ComparesPositions,
     Fences,
+    ComparesReports,
     ChecksTheGeneration,
     KeepsPositions,
     Doubts,
@@ -16,9 +17,10 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::ComparesPositions,
         Self::Fences,
+        Self::ComparesReports,
         Self::ChecksTheGeneration,
         Self::KeepsPositions,
         Self::Doubts,
@@ -47,6 +49,10 @@ pub fn compares_positions() -> bool {
 
 pub fn fences() -> bool {
     holds(Rule::Fences)
+}
+
+pub fn compares_reports() -> bool {
+    holds(Rule::ComparesReports)
 }
 
 pub fn checks_the_generation() -> bool {
