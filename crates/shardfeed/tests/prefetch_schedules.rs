@@ -299,6 +299,56 @@ fn when_something_is_taken_the_next_is_loaded_without_anybody_asking() {
 }
 
 #[test]
+fn what_was_loaded_ahead_stays_as_far_as_the_other_stream_is_the_same() {
+    explore(2000, || {
+        let queue = Arc::new(Queue::new(Numbers { len: 5, version: 0 }, Pace::default()));
+        queue.fill(4, Some);
+        // Longer, and shorter than what is loaded.
+        for len in [9, 3] {
+            assert!(queue.exchange(Numbers { len, version: 0 }));
+        }
+        let other = start(&queue, |queue| queue.exchange(Numbers { len: 7, version: 0 }));
+        for expected in 0..3 {
+            assert!(
+                matches!(queue.claim(false, || panic!("it waits")), Claim::Ready(_, item, _) if item == expected)
+            );
+        }
+        assert!(other.join().unwrap());
+        assert_eq!(queue.counts().hits, 3);
+        assert_eq!(take_all(&queue, &AtomicU64::new(u64::MAX)), [3, 4, 5, 6]);
+    });
+}
+
+#[test]
+fn what_is_being_loaded_when_the_stream_is_exchanged_is_what_is_there_then() {
+    explore(3000, || {
+        let pace = Pace { ahead_max: 3, ..Pace::default() };
+        let queue = Arc::new(Queue::new(Numbers { len: 6, version: 0 }, pace));
+        let loaders = [start(&queue, load_ahead), start(&queue, load_ahead)];
+        let exchanger = start(&queue, |queue| {
+            assert!(queue.exchange(Numbers { len: 8, version: 0 }));
+            queue.exchange(Numbers { len: 8, version: 1 })
+        });
+        let failed = Arc::new(AtomicU64::new(0));
+        let caller = {
+            let failed = Arc::clone(&failed);
+            start(&queue, move |queue| take_all(queue, &failed))
+        };
+        let is_other = exchanger.join().unwrap();
+        let mut taken = caller.join().unwrap();
+        // The caller may have come to the end of the first one before it was longer.
+        taken.extend(take_all(&queue, &failed));
+        let version = u64::from(is_other) * 1000;
+        taken.sort_unstable();
+        assert_eq!(taken, (version..version + 8).collect::<Vec<_>>());
+        queue.close();
+        for loader in loaders {
+            loader.join().unwrap();
+        }
+    });
+}
+
+#[test]
 fn a_restart_and_an_exchange_leave_nobody_waiting_and_nothing_of_the_old() {
     explore(3000, || {
         let pace = Pace { ahead_max: 3, ..Pace::default() };

@@ -534,9 +534,13 @@ impl<S: Stream, T> Queue<S, T> {
         if stream.len() < state.next || !stream.is_same_until(&state.stream, state.next) {
             return false;
         }
+        // What was loaded ahead stays, as far as the same comes next.
+        let same = (state.next..stream.len()).zip(&state.ahead);
+        let same = same.take_while(|&(position, _)| stream.place(position) == state.stream.place(position));
+        let same = same.count();
+        state.ahead.truncate(same);
         state.stream = stream;
         state.upcoming = Upcoming::default();
-        state.ahead.clear();
         drop(state);
         self.loaded.notify_all();
         self.room.notify_all();
