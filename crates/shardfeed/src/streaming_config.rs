@@ -99,7 +99,7 @@ impl StreamingConfig {
     }
 
     /// How many of the other workers stand by to take over what a worker leaves behind that fails: with a coordinator. They go on
-    /// where it committed last. 0: nobody does.
+    /// where it committed last. 0: nobody does. Who stands by for hashed or stratified samples keeps a list of them.
     pub fn with_fault_tolerance(mut self, replicas: usize) -> Self {
         self.replicas = replicas;
         self

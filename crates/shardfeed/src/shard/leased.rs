@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use shardfeed_plan::lease::{Cut, Done, Ranges, RunId};
 use shardfeed_plan::{Assignment, PartitionError, Rank, Stretch};
@@ -26,12 +26,18 @@ pub(super) struct Leased {
     commits: Mutex<Option<u64>>,
     /// Callers are on their way out with a sample: what they have is neither committed nor lost until they have it.
     hands: RwLock<()>,
-    /// Whether the epoch was found to be done.
-    is_over: AtomicBool,
+    epoch: Mutex<Epoch>,
+}
+
+/// The epoch that callers are in, and whether it was found to be done. Both together: who finds an epoch done late says nothing about
+/// the next.
+struct Epoch {
+    number: u64,
+    is_over: bool,
 }
 
 impl Leased {
-    pub fn new(session: Arc<Session>, lens: Vec<u64>) -> Self {
+    pub fn new(session: Arc<Session>, lens: Vec<u64>, epoch: u64) -> Self {
         Self {
             session,
             lens,
@@ -39,7 +45,7 @@ impl Leased {
             committed: AtomicU64::new(0),
             commits: Mutex::default(),
             hands: RwLock::default(),
-            is_over: AtomicBool::new(false),
+            epoch: Mutex::new(Epoch { number: epoch, is_over: false }),
         }
     }
 
@@ -51,6 +57,12 @@ impl Leased {
     /// Samples that are handed out and not committed.
     pub fn fresh(&self) -> u64 {
         self.handed_out.load(Relaxed).saturating_sub(self.committed.load(Relaxed))
+    }
+
+    /// The same, with those that are on their way out.
+    pub fn fresh_in_hand(&self) -> u64 {
+        let _nobody = self.hands.write().unwrap_or_else(PoisonError::into_inner);
+        self.fresh()
     }
 
     /// Held from when a sample is taken until it is the caller's.
@@ -81,20 +93,34 @@ impl Leased {
         Ok(Some(done))
     }
 
-    /// Goes on to another epoch, while nobody commits something of this one. What was not committed is not done.
-    pub fn go_on(&self, go_on: impl FnOnce()) {
+    /// Goes on to another epoch, while nobody commits something of this one, if that is wanted from the epoch that it is by then: others
+    /// may have been faster. What was not committed is not done.
+    pub fn go_on(&self, to: u64, is_wanted: impl FnOnce(u64) -> bool, go_on: impl FnOnce()) {
         let _turn = self.commits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut epoch = self.epoch();
+        if !is_wanted(epoch.number) {
+            return;
+        }
         go_on();
-        self.is_over.store(false, Relaxed);
+        *epoch = Epoch { number: to, is_over: false };
         self.committed.store(self.handed_out.load(Relaxed), Relaxed);
     }
 
-    pub fn set_over(&self) {
-        self.is_over.store(true, Relaxed);
+    /// An epoch was found to be done. False if it is another by now.
+    pub fn set_over(&self, number: u64) -> bool {
+        let mut epoch = self.epoch();
+        epoch.is_over |= epoch.number == number;
+        epoch.number == number
     }
 
-    pub fn is_over(&self) -> bool {
-        self.is_over.load(Relaxed)
+    /// The epoch, if it was found to be done.
+    pub fn over(&self) -> Option<u64> {
+        let epoch = self.epoch();
+        epoch.is_over.then_some(epoch.number)
+    }
+
+    fn epoch(&self) -> MutexGuard<'_, Epoch> {
+        self.epoch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -183,6 +209,8 @@ impl<D: Dataset + 'static> Work for LoaderWork<D> {
             let epoch = queue.snapshot().stream.epoch;
             for (run, start) in wanted {
                 let Ok(origin) = Rank::new(run.origin, config.rank().world_size()) else { continue };
+                // Kept, although only this one of them is asked for now: another is with every commit of whoever has them, and to list
+                // hashed or stratified samples is to look at all there are.
                 let index = shared.order(origin, epoch).index(start);
                 // Whoever needs it will see what is wrong with it.
                 let _ = foreign::call(|| index.map(|index| dataset.warm(index as usize)));

@@ -64,7 +64,8 @@ pub(super) struct Shared<D: Dataset> {
     facts: u64,
     pub queue: Queue<ShardStream, D::Sample>,
     meter: Meter,
-    /// Where samples are leased: what the strategy gives workers in this epoch, as far as somebody has asked.
+    /// Where samples are leased: what the strategy gives workers in this epoch, as far as somebody has asked: this one, those whose
+    /// samples it has, and those for whom it stands by.
     orders: Mutex<(u64, BTreeMap<u32, SampleOrder>)>,
 }
 
@@ -132,7 +133,8 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
     /// Takes part in a job: tells how it does, and hands checkpoints on.
     ///
     /// With fault tolerance, or dynamic balancing, samples are leased: the loader hands out what it has a lease for, which may be
-    /// others' samples, and begins with the epoch that the others are in. [`next`](Self::next) gives `None` when the epoch is done
+    /// others' samples, and begins with the epoch that the others are in; one that was sent elsewhere before, or handed something out, is
+    /// refused. [`next`](Self::next) gives `None` when the epoch is done
     /// by all workers that ever came, or, without [`with_checkpointing`](StreamingConfig::with_checkpointing), when nothing is left
     /// but to commit: after that ask again, until [`is_epoch_over`](Self::is_epoch_over). Otherwise the loader never waits for the
     /// coordinator; one that is refused, since it is of another job or its rank is another's, goes on, and says why with each
@@ -168,6 +170,10 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
         };
         let (mut epoch, mut number) = (0, 0);
         if config.is_leased() {
+            let Snapshot { stream, done, .. } = queue.snapshot();
+            if stream.epoch != 0 || done.count() > 0 || stream.assignment().is_some() {
+                return Err(elsewhere());
+            }
             // Nothing is handed out but what is leased.
             epoch = coordinator.first_epoch()?;
             number = queue.restart(ShardStream::dealt(partition, rank, epoch, &Assignment::default())?);
@@ -177,7 +183,7 @@ impl<D: Dataset + 'static> StreamingShardLoader<D> {
         if config.is_leased() {
             let lens = partition.lens();
             session.begin(epoch, lens.clone(), number);
-            self.leased = Some(Leased::new(Arc::clone(&session), lens));
+            self.leased = Some(Leased::new(Arc::clone(&session), lens, epoch));
         }
         self.session = Some(session);
         Ok(())
@@ -322,16 +328,37 @@ impl<D: Dataset> StreamingShardLoader<D> {
                 self.commit_leased(leased, None, 1)?;
                 continue;
             }
-            let since = Instant::now();
-            let news = leased.session.wait_for_more(deliveries, self.epoch());
-            meter.waited(since);
-            match news? {
-                News::More => {}
-                News::Over => {
-                    meter.end();
-                    leased.set_over();
-                    return Ok(None);
-                }
+            if !self.wait_for_more(leased, deliveries)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits until there is more to hand out than after so many deliveries. False if the epoch is done.
+    fn wait_for_more(&self, leased: &Leased, deliveries: u64) -> Result<bool> {
+        let (since, epoch) = (Instant::now(), self.epoch());
+        let news = leased.session.wait_for_more(deliveries, epoch);
+        self.shared.meter.waited(since);
+        let is_over = matches!(news?, News::Over);
+        if is_over && leased.set_over(epoch) {
+            self.shared.meter.end();
+        }
+        Ok(!is_over)
+    }
+
+    /// Waits until there is something to hand out. Not while something is handed out and not committed: until it is, nothing more may
+    /// come. False if the epoch is done.
+    fn wait_for_some(&self, leased: &Leased) -> Result<bool> {
+        loop {
+            leased.session.check()?;
+            let deliveries = leased.session.deliveries();
+            let fresh = leased.fresh_in_hand();
+            let Snapshot { stream, done, .. } = self.shared.queue.snapshot();
+            if fresh > 0 || done.count() < stream.len() {
+                return Ok(true);
+            }
+            if !self.wait_for_more(leased, deliveries)? {
+                return Ok(false);
             }
         }
     }
@@ -377,6 +404,9 @@ impl<D: Dataset> StreamingShardLoader<D> {
 
     /// Returns when `samples` are loaded, or all that are left: the calls of `next` that follow find them there. One that
     /// cannot be loaded is an error of its own call of `next`.
+    ///
+    /// Where samples are leased, those are left that the worker has, and if it has none it waits for some, as `next` does; but not while
+    /// it has handed out some that are not committed, since none may come before they are.
     pub fn prefetch(&self, samples: usize) -> Result<()> {
         let Shared { queue, meter, .. } = &*self.shared;
         if self.is_epoch_over() {
@@ -384,6 +414,11 @@ impl<D: Dataset> StreamingShardLoader<D> {
             return Ok(());
         }
         meter.begin();
+        if let Some(leased) = &self.leased
+            && !self.wait_for_some(leased)?
+        {
+            return Ok(());
+        }
         let since = Instant::now();
         queue.fill(samples as u64, |index| self.shared.load_ahead(index));
         meter.waited(since);
@@ -406,7 +441,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
     /// Whether all samples of the epoch are done: where they are leased, committed by whoever had them; otherwise, handed out.
     pub fn is_epoch_over(&self) -> bool {
         if let Some(leased) = &self.leased {
-            return leased.is_over();
+            return leased.over().is_some();
         }
         let Snapshot { stream, done, .. } = self.shared.queue.snapshot();
         done.count() == stream.len()
@@ -419,12 +454,14 @@ impl<D: Dataset> StreamingShardLoader<D> {
 
     /// Back to the beginning of the epoch; or, if all of it was handed out, on to the beginning of the next. Of several callers
     /// one should do so: one that comes later goes back to the beginning of the new epoch.
+    ///
+    /// Leased samples that were handed out cannot be begun anew by one worker: that is an error of the next call of `next`.
     pub fn reset(&self) {
         let Shared { partition, config, queue, .. } = &*self.shared;
         if let Some(leased) = &self.leased {
-            if leased.is_over() {
-                self.set_epoch(self.epoch().saturating_add(1));
-            } else {
+            if let Some(over) = leased.over() {
+                self.go_on(leased, over.saturating_add(1), |now| now == over);
+            } else if queue.snapshot().done.count() > 0 {
                 self.complain_later(Error::Invalid(
                     "samples that are leased to several workers cannot be begun anew by one of them: restore the job with \
                      StreamCoordinator::restore, or go on to the end of the epoch"
@@ -460,11 +497,13 @@ impl<D: Dataset> StreamingShardLoader<D> {
             }
             return;
         };
-        if epoch == self.epoch() {
-            return;
-        }
+        self.go_on(leased, epoch, |now| now != epoch);
+    }
+
+    fn go_on(&self, leased: &Leased, epoch: u64, is_wanted: impl FnOnce(u64) -> bool) {
+        let Shared { partition, config, queue, .. } = &*self.shared;
         match ShardStream::dealt(partition, config.rank(), epoch, &Assignment::default()) {
-            Ok(stream) => leased.go_on(|| {
+            Ok(stream) => leased.go_on(epoch, is_wanted, || {
                 let number = queue.restart(stream);
                 leased.session.begin(epoch, leased.lens.clone(), number);
             }),
@@ -535,14 +574,7 @@ impl<D: Dataset> StreamingShardLoader<D> {
     }
 
     fn refuse_if_leased(&self) -> Result<()> {
-        if self.leased.is_none() {
-            return Ok(());
-        }
-        Err(Error::Invalid(
-            "these samples are leased to several workers, and where they stand is the coordinator's to say: restore the whole \
-             job with StreamCoordinator::restore, or make a loader without a coordinator"
-                .to_owned(),
-        ))
+        self.leased.as_ref().map_or(Ok(()), |_| Err(elsewhere()))
     }
 
     /// What the loader did so far.
@@ -664,6 +696,15 @@ impl<D: Dataset> Shared<D> {
     fn load_ahead(&self, index: u64) -> Option<D::Sample> {
         foreign::call(|| self.meter.load(|| self.dataset.get(index as usize))).ok()?.ok()
     }
+}
+
+/// Somebody says where leased samples stand.
+fn elsewhere() -> Error {
+    Error::Invalid(
+        "these samples are leased to several workers, and where they stand is the coordinator's to say: restore the whole \
+         job with StreamCoordinator::restore, or make a loader without a coordinator"
+            .to_owned(),
+    )
 }
 
 /// Tells which of two snapshots is further on.

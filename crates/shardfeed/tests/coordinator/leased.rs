@@ -1,9 +1,10 @@
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use shardfeed::{
-    Dataset, Error, JobState, PartitionStrategy, StreamCoordinator, StreamingConfig, StreamingShardLoader,
-    WorkerStatus,
+    Assignment, Dataset, Error, JobState, PartitionStrategy, StreamCoordinator, StreamingConfig,
+    StreamingShardLoader, WorkerStatus,
 };
 
 use super::support::{Numbers, config, loader, wait_until, work};
@@ -312,6 +313,121 @@ fn several_threads_on_each_worker() {
 }
 
 #[test]
+fn at_the_end_all_callers_reset_and_one_epoch_follows() {
+    const CALLERS: usize = 4;
+    let make = || config(1, 0).with_fault_tolerance(1).with_checkpointing(5).with_shuffle_seed(2);
+    let numbers = Numbers { len: 20, delay: Duration::ZERO };
+    let coordinator = Arc::new(StreamCoordinator::new(make()).unwrap());
+    let loader = loader(&numbers, make(), &coordinator);
+    for epoch in 0..1000 {
+        let done = AtomicUsize::new(0);
+        let taken: Vec<usize> = std::thread::scope(|scope| {
+            let take = || {
+                let taken: Vec<usize> = std::iter::from_fn(|| loader.next().unwrap()).collect();
+                assert!(loader.is_epoch_over());
+                // Not asleep: they go on at the same moment.
+                done.fetch_add(1, Relaxed);
+                while done.load(Relaxed) < CALLERS {
+                    std::thread::yield_now();
+                }
+                loader.reset();
+                taken
+            };
+            let threads: Vec<_> = (0..CALLERS).map(|_| scope.spawn(take)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(sorted(taken), (0..20).collect::<Vec<_>>(), "epoch {epoch}");
+        assert_eq!((loader.epoch(), loader.is_epoch_over()), (epoch + 1, false));
+    }
+}
+
+#[test]
+fn who_finds_an_epoch_over_too_late_does_not_end_the_next() {
+    const EPOCHS: usize = 100;
+    let make = || config(1, 0).with_fault_tolerance(1).with_checkpointing(10).with_shuffle_seed(2);
+    let numbers = Numbers { len: 30, delay: Duration::ZERO };
+    let coordinator = Arc::new(StreamCoordinator::new(make()).unwrap());
+    let loader = loader(&numbers, make(), &coordinator);
+    let is_done = AtomicBool::new(false);
+    let taken: Vec<usize> = std::thread::scope(|scope| {
+        // They ask for more all the time, and find again and again that the epoch is over while another goes on to the next.
+        let ask = || {
+            let mut taken = Vec::new();
+            while !is_done.load(Relaxed) {
+                taken.extend(loader.next().unwrap());
+            }
+            taken
+        };
+        let others: Vec<_> = (0..3).map(|_| scope.spawn(ask)).collect();
+        let mut taken = Vec::new();
+        loop {
+            if !loader.is_epoch_over() {
+                taken.extend(loader.next().unwrap());
+            } else if loader.epoch() + 1 < EPOCHS as u64 {
+                loader.reset();
+            } else {
+                break;
+            }
+        }
+        is_done.store(true, Relaxed);
+        others.into_iter().fold(taken, |taken, other| [taken, other.join().unwrap()].concat())
+    });
+    let mut counts = [0; 30];
+    for sample in taken {
+        counts[sample] += 1;
+    }
+    assert_eq!(counts, [EPOCHS; 30]);
+}
+
+#[test]
+fn what_is_fetched_before_anything_is_leased_is_waited_for() {
+    let make = |rank| config(2, rank).with_fault_tolerance(1).with_prefetch_buffer_size(0);
+    let numbers = Numbers { len: 40, delay: Duration::ZERO };
+    let coordinator = Arc::new(StreamCoordinator::new(make(0)).unwrap());
+    let first = loader(&numbers, make(0), &coordinator);
+    let take = |loader: &StreamingShardLoader<Numbers>, count: usize| {
+        let taken: Vec<usize> = std::iter::from_fn(|| loader.next().unwrap()).take(count).collect();
+        assert_eq!(taken.len(), count);
+    };
+    let came = |loader: &StreamingShardLoader<Numbers>| {
+        let stats = loader.get_stats();
+        (stats.prefetch_hits, stats.prefetch_misses)
+    };
+    first.prefetch(8).unwrap();
+    let second = loader(&numbers, make(1), &coordinator);
+    take(&second, 5);
+    second.commit().unwrap();
+    take(&first, 8);
+    assert_eq!(came(&first), (8, 0));
+    // All that are left.
+    first.prefetch(1000).unwrap();
+    take(&first, 12);
+    assert_eq!(came(&first), (20, 0));
+    // Nothing comes before they are committed: nobody waits for it.
+    first.prefetch(1).unwrap();
+    first.commit().unwrap();
+    // What another leaves behind comes.
+    std::thread::scope(|scope| {
+        let fetching = scope.spawn(|| first.prefetch(10).unwrap());
+        drop(second);
+        fetching.join().unwrap();
+    });
+    take(&first, 10);
+    assert_eq!(came(&first), (30, 0));
+    first.prefetch(10).unwrap();
+    take(&first, 5);
+    assert_eq!(came(&first), (35, 0));
+    first.commit().unwrap();
+    // The end of the epoch ends that, too.
+    first.prefetch(10).unwrap();
+    assert!(first.is_epoch_over() && first.next().unwrap().is_none());
+    first.reset();
+    first.prefetch(3).unwrap();
+    take(&first, 3);
+    assert_eq!(came(&first), (38, 0));
+}
+
+#[test]
 fn a_job_restored_in_a_later_epoch_goes_on_there() {
     let make = || config(1, 0).with_fault_tolerance(1).with_shuffle_seed(1);
     let numbers = Numbers { len: 60, delay: Duration::ZERO };
@@ -417,6 +533,65 @@ fn a_step_that_was_named_stays() {
         loader.next().unwrap();
     }
     assert_eq!((known().position, known().step), (17, Some(41)));
+}
+
+#[test]
+fn a_step_is_known_though_nothing_new_is_done() {
+    let make = || config(1, 0).with_fault_tolerance(1);
+    let numbers = Numbers { len: 20, delay: Duration::ZERO };
+    let coordinator = Arc::new(StreamCoordinator::new(make()).unwrap());
+    let loader = loader(&numbers, make(), &coordinator);
+    let known = || {
+        let state = coordinator.get_checkpoint(0).unwrap().unwrap();
+        (state.epoch, state.position, state.step)
+    };
+    loader.commit_step(1).unwrap();
+    assert_eq!(known(), (0, 0, Some(1)));
+    for _ in 0..7 {
+        loader.next().unwrap().unwrap();
+    }
+    for step in [2, 3] {
+        loader.commit_step(step).unwrap();
+        assert_eq!(known(), (0, 7, Some(step)));
+    }
+    while loader.next().unwrap().is_some() {}
+    loader.commit_step(4).unwrap();
+    assert!(loader.next().unwrap().is_none() && loader.is_epoch_over());
+    for step in [5, 6] {
+        loader.commit_step(step).unwrap();
+        assert_eq!(known(), (0, 20, Some(step)));
+    }
+    loader.reset();
+    loader.commit_step(7).unwrap();
+    assert_eq!(known(), (1, 0, Some(7)));
+    assert_eq!(work(&loader, 5, EVERYTHING).unwrap().len(), 20);
+}
+
+type Go<'a> = &'a dyn Fn(&StreamingShardLoader<Numbers>);
+
+#[test]
+fn who_went_elsewhere_before_its_samples_are_leased_is_told() {
+    let numbers = Numbers { len: 100, delay: Duration::ZERO };
+    let make = || config(1, 0).with_fault_tolerance(1);
+    let saved = StreamingShardLoader::new(numbers.clone(), make()).unwrap();
+    for _ in 0..5 {
+        saved.next().unwrap().unwrap();
+    }
+    let state = saved.get_checkpoint();
+    let restore: Go = &|loader| loader.restore_from_checkpoint(&state).unwrap();
+    let set_epoch: Go = &|loader| loader.set_epoch(1);
+    let begin: Go = &|loader| assert_eq!(loader.next().unwrap(), Some(0));
+    let adopt: Go = &|loader| loader.adopt(0, &Assignment::whole(0, 10)).unwrap();
+    for go in [restore, set_epoch, begin, adopt] {
+        let coordinator = Arc::new(StreamCoordinator::new(make()).unwrap());
+        let loader = StreamingShardLoader::new(numbers.clone(), make()).unwrap();
+        go(&loader);
+        let loader = loader.with_coordinator(coordinator);
+        for _ in 0..2 {
+            let error = loader.next().unwrap_err().to_string();
+            assert!(error.contains("where they stand is the coordinator's to say"), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -2,6 +2,10 @@
 
 mod api;
 mod checkpoints;
+#[cfg(feature = "etcd")]
+#[allow(dead_code)] // One server is enough here.
+#[path = "../common/etcd.rs"]
+mod etcd;
 mod orders;
 mod prefetch;
 mod support;

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use shardfeed::{CheckpointState, Dataset, Error, Result, StreamingShardLoader};
+use shardfeed::{CheckpointState, Dataset, Error, PartitionStrategy, Result, StreamingShardLoader};
+use shardfeed_plan::Stretch;
 
 use crate::support::{Numbers, config, rest};
 
@@ -71,6 +72,30 @@ fn what_was_fetched_is_a_hit() {
         let stats = loader.get_stats();
         assert_eq!((stats.prefetch_hits, stats.prefetch_misses), (12, 0), "{buffer}");
         assert_eq!(loader.dataset().loads.load(Relaxed), 12);
+    }
+}
+
+#[test]
+fn what_was_fetched_stays_when_what_comes_after_it_is_dealt_again() {
+    let stretch = |origin, start, end| Stretch { origin, start, end };
+    // The whole of ten, longer, then shorter than what was fetched, then with something else from the third on.
+    let longer = [stretch(0, 0, 10), stretch(1, 5, 10)];
+    let shorter = [stretch(0, 0, 6), stretch(1, 5, 10)];
+    let other = [stretch(0, 0, 3), stretch(1, 5, 10)];
+    for (dealt, hits) in [(&[longer][..], 8), (&[longer, shorter], 6), (&[longer, shorter, other], 3)] {
+        let config = config(2, 0).with_prefetch_buffer_size(0);
+        let config = config.with_partition_strategy(PartitionStrategy::Contiguous);
+        let loader = StreamingShardLoader::new(Numbers::new(20), config).unwrap();
+        loader.prefetch(8).unwrap();
+        for stretches in dealt {
+            loader.adopt(0, &stretches.iter().copied().collect()).unwrap();
+        }
+        let own = dealt.last().unwrap()[0].end as usize;
+        assert_eq!(rest(&loader), (0..own).chain(15..20).collect::<Vec<_>>());
+        let (stats, loads) = (loader.get_stats(), loader.dataset().loads.load(Relaxed));
+        assert_eq!((stats.prefetch_hits, stats.samples_loaded), (hits, own as u64 + 5));
+        // Eight before, and afterwards those that are not among them.
+        assert_eq!(loads, 8 + stats.samples_loaded - hits);
     }
 }
 

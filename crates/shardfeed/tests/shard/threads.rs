@@ -198,22 +198,65 @@ fn what_others_were_faster_than_is_loaded_ahead_too() {
 
 #[test]
 fn a_restart_in_the_middle_of_everything_is_one() {
-    let loader =
-        StreamingShardLoader::new(Numbers::new(1_000), config(1, 0).with_prefetch_buffer_size(8)).unwrap();
+    const SAMPLES: usize = 1_000;
+    const EPOCHS: u64 = 300;
+    const CALLERS: usize = 3;
+    let make = || {
+        let config = config(1, 0).with_shuffle_seed(5).with_prefetch_buffer_size(8);
+        StreamingShardLoader::new(Numbers::new(SAMPLES), config).unwrap()
+    };
+    let (loader, alone) = (make(), make());
+    // By epoch and index, where it comes.
+    let places: Vec<Vec<usize>> = (0..EPOCHS)
+        .map(|epoch| {
+            alone.set_epoch(epoch);
+            let mut places = vec![0; SAMPLES];
+            (0..).zip(rest(&alone)).for_each(|(place, index)| places[index] = place);
+            places
+        })
+        .collect();
     let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for _ in 0..3 {
-            scope.spawn(|| {
-                while !stop.load(Relaxed) {
-                    loader.next().unwrap();
-                }
-            });
-        }
-        for epoch in 0..300 {
+    // Samples of each caller, each with the epochs before and after the call: it is of one of them, or of one between.
+    let taken: Vec<Vec<(u64, usize, u64)>> = std::thread::scope(|scope| {
+        let take = || {
+            let mut taken = Vec::new();
+            while !stop.load(Relaxed) {
+                let before = loader.epoch();
+                let sample = loader.next().unwrap();
+                taken.extend(sample.map(|sample| (before, sample, loader.epoch())));
+            }
+            taken
+        };
+        let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(take)).collect();
+        for epoch in 1..=EPOCHS {
+            while loader.get_checkpoint().processed_count() < 20 {
+                std::thread::yield_now();
+            }
             loader.set_epoch(epoch);
         }
         stop.store(true, Relaxed);
+        callers.into_iter().map(|caller| caller.join().unwrap()).collect()
     });
+    for (epoch, places) in (0..).zip(&places) {
+        let of = |caller: &Vec<(u64, usize, u64)>| -> Vec<usize> {
+            let sure = caller.iter().filter(|(before, _, after)| (*before, *after) == (epoch, epoch));
+            sure.map(|(_, sample, _)| places[*sample]).collect()
+        };
+        let of_callers: Vec<Vec<usize>> = taken.iter().map(of).collect();
+        assert!(of_callers.iter().all(|places| places.is_sorted()), "a caller gets its samples in order");
+        let all: Vec<usize> = of_callers.concat();
+        let distinct: HashSet<usize> = all.iter().copied().collect();
+        assert_eq!(distinct.len(), all.len(), "epoch {epoch}");
+        // The first ones of the epoch, but for those of which it is not sure, or that callers were at when it was left.
+        let perhaps = taken.iter().flatten().filter(|(before, _, after)| (*before..=*after).contains(&epoch));
+        let end = all.iter().max().map_or(0, |last| last + 1);
+        assert!(end <= perhaps.count() + CALLERS, "epoch {epoch}: {end} of {all:?}");
+    }
+    let sure = taken.iter().flatten().filter(|(before, _, after)| before == after).count();
+    assert!(sure > 10 * EPOCHS as usize, "of {sure} samples it is sure whose they are");
     loader.set_epoch(7);
-    assert_eq!(rest(&loader), (0..1_000).collect::<Vec<_>>());
+    assert_eq!(
+        (0..SAMPLES).zip(rest(&loader)).filter(|(at, index)| places[7][*index] == *at).count(),
+        SAMPLES
+    );
 }
