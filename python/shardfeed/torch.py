@@ -78,6 +78,8 @@ class TokenDataset(IterableDataset[Batch]):
         self._turn: _Turn | None = None
         # Whether somebody between the loader and the trainer holds a batch back.
         self._is_ahead = False
+        # Whether workers have handed out batches: they may persist.
+        self._has_had_workers = False
 
     def __len__(self) -> int:
         """Steps of an epoch, from its start."""
@@ -98,7 +100,7 @@ class TokenDataset(IterableDataset[Batch]):
         if epoch != self.loader.epoch:
             self._is_ahead = False
         self.loader.set_epoch(epoch)
-        self._loops.begin_at(self.loader.state_dict())
+        self._tell_workers()
 
     def skip(self, start: int, stop: int) -> None:
         """Leaves steps `start` to `stop - 1` of the epoch out in which the next loop begins; see `TokenLoader.skip`.
@@ -111,7 +113,7 @@ class TokenDataset(IterableDataset[Batch]):
             return
         self._catch_up()
         self.loader.skip(start, stop)
-        self._loops.begin_at(self.loader.state_dict())
+        self._tell_workers()
 
     def __iter__(self) -> Iterator[Batch]:
         _refuse_second_shard(self.loader.world_size)
@@ -160,7 +162,7 @@ class TokenDataset(IterableDataset[Batch]):
         self._own_loops()
         self.loader.load_state_dict(state)
         self._is_ahead = False
-        self._loops.begin_at(self.loader.state_dict())
+        self._tell_workers()
 
     def _turn_of(self, worker: int, workers: int) -> "_Turn":
         if self._turn is None:
@@ -169,20 +171,29 @@ class TokenDataset(IterableDataset[Batch]):
 
     def _batches(self, is_wrapped: bool) -> Iterator[Batch]:
         """A loop of this process."""
-        try:
-            for batch in self.loader:
-                if is_wrapped:
-                    self._is_ahead = True
-                yield batch
-        finally:
-            # Workers that persist go on where it ended, also if it was left early; if they have begun a loop meanwhile, after that.
-            if self._loops.is_at_home and self._loops.generation > 0 and self._loops.last_epoch() is None:
-                self._loops.begin_at(self.loader.state_dict())
+        for batch in self.loader:
+            if is_wrapped:
+                self._is_ahead = True
+            self._tell_workers_that_persist()
+            yield batch
+        self._tell_workers_that_persist()
+
+    def _tell_workers(self) -> None:
+        """Loops of workers begin where the loader stands, from the next one on."""
+        self._has_had_workers = self._has_had_workers or self._loops.last_epoch() is not None
+        self._loops.begin_at(self.loader.state_dict())
+
+    def _tell_workers_that_persist(self) -> None:
+        """They go on where a loop of this process is, also if it is left early, unless they have begun one since. Nobody knows when it is left: who
+        is told only then may be told long after workers have been started.
+        """
+        if self._has_had_workers and self._loops.is_at_home and self._loops.last_epoch() is None:
+            self._tell_workers()
 
     def _own_loops(self) -> None:
         """In a child that was forked or spawned to train by itself: what it does is no business of its parent's workers."""
         if get_worker_info() is None and not self._loops.is_at_home:
-            self._loops = Loops(self._loops.last_epoch())
+            self._loops, self._has_had_workers = Loops(self._loops.last_epoch()), False
 
     def _catch_up(self) -> None:
         """After loops that workers did, this process's loader goes to the epoch after theirs."""
@@ -190,7 +201,7 @@ class TokenDataset(IterableDataset[Batch]):
         last = self._loops.last_epoch()
         if last is not None:
             self.loader.set_epoch(last + 1)
-            self._loops.begin_at(self.loader.state_dict())
+            self._tell_workers()
 
     def __getstate__(self) -> dict[str, Any]:
         # On its way to a worker that is spawned: what called whom ends there.

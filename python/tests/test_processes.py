@@ -43,8 +43,14 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def native_threads() -> int:
     gc.collect()
-    names = (Path("/proc/self/task") / task / "comm" for task in os.listdir("/proc/self/task"))
-    return sum(name.read_text().startswith("shardfeed") for name in names)
+
+    def is_ours(task: str) -> bool:
+        try:
+            return Path("/proc/self/task", task, "comm").read_text().startswith("shardfeed")
+        except OSError:
+            return False  # It has ended since they were listed.
+
+    return sum(map(is_ours, os.listdir("/proc/self/task")))
 
 
 @pytest.mark.parametrize(
@@ -378,9 +384,31 @@ def test_a_loop_without_workers_that_ends_after_one_of_workers_tells_them_nothin
     assert [batch.epoch for batch in loader] == [0] * len(dataset)
     suspended = iter(dataset)
     assert next(suspended).epoch == 1
-    assert [batch.epoch for batch in loader] == [1] * len(dataset)
+    assert [batch.epoch for batch in loader] == [1] * (len(dataset) - 1)
     del suspended
     assert [batch.epoch for batch in loader] == [2] * len(dataset)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("after_workers", [False, True])
+def test_a_loop_that_is_let_go_of_while_workers_start_tells_them_nothing(data: str, start: str, after_workers: bool) -> None:
+    dataset = TokenDataset(data, **SETTINGS)
+    if after_workers:
+        next(iter(DataLoader(dataset, batch_size=None, num_workers=2, timeout=SECONDS_MAX)))
+    one = TokenLoader(data, **SETTINGS)
+    whole, after = steps(one), steps(one)
+    started = TokenLoader(data, **SETTINGS)
+    next(iter(started))
+    dataset.load_state_dict(started.state_dict())
+    iterator = iter(dataset)
+    assert steps([next(iterator)]) == whole[1:2]
+    loader = DataLoader(
+        dataset, batch_size=None, num_workers=2, multiprocessing_context=start, persistent_workers=True, timeout=SECONDS_MAX
+    )
+    # Whoever looked at a batch lets go of that loop when the workers are there already.
+    iterator = iter(loader)
+    assert steps(iterator) == whole[2:]
+    assert steps(loader) == after
 
 
 def test_with_workers_the_state_is_asked_for_by_batch(data: str) -> None:
@@ -694,6 +722,12 @@ def test_an_interrupt_is_heard_while_a_file_is_waited_for(tmp_path: Path, call: 
         def interrupt():
             sent.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
+        def is_aside(task):
+            try:
+                with open(f"/proc/self/task/{task}/comm") as name:
+                    return name.read() == "shardfeed-aside\\n"
+            except OSError:
+                return False  # It has ended since they were listed.
         heard_after_s = []
         while len(heard_after_s) < 8 and min(heard_after_s, default=1) >= 0.1:
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -706,7 +740,7 @@ def test_an_interrupt_is_heard_while_a_file_is_waited_for(tmp_path: Path, call: 
                 heard_after_s.append(time.monotonic() - sent[0])
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
             # What was left to its thread comes to its end.
-            while any(open(f"/proc/self/task/{task}/comm").read() == "shardfeed-aside\\n" for task in os.listdir("/proc/self/task")):
+            while any(is_aside(task) for task in os.listdir("/proc/self/task")):
                 time.sleep(0.01)
         exec(sys.argv[3])
         assert loader.state_dict() == state
