@@ -82,8 +82,8 @@ enum CkptVerb {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 a promise or the data does not hold; 2 the command is wrong; \
-                          3 the data, or the coordinator, cannot be read; 4 the state is refused; 130 stopped by Ctrl-C or SIGTERM, by those that save a state or leave nothing \
-                          half-done behind (`stream`, `convert`); the others end by the signal.";
+                          3 the data, or the coordinator, cannot be read; 4 the state is refused; 130 stopped by Ctrl-C or SIGTERM (`stream`, which saves its \
+                          state, `convert`, which leaves nothing behind, `data bench`); `workers` ends with 0 then, the others by the signal.";
 
 fn main() -> ExitCode {
     let done = match Cli::parse().verb {

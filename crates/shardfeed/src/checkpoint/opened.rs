@@ -326,7 +326,7 @@ pub(crate) fn refused(path: &Path, reason: String) -> Error {
 /// Why there can be no such tensor, as parsed metadata describe none: everything that reads counts on it.
 fn impossible(tensor: &StoredTensor) -> Option<String> {
     let StoredTensor { name, dtype, shape, chunks } = tensor;
-    let bytes = shape.iter().try_fold(dtype.bytes(), |bytes, &size| bytes.checked_mul(size.max(1)));
+    let bytes = shape.iter().try_fold(dtype.bytes(), |bytes, &size| bytes.checked_mul(size));
     if bytes.is_none_or(|bytes| bytes > i64::MAX as u64) {
         return Some(format!("{name}: {dtype} of shape {shape:?} is larger than any memory"));
     }

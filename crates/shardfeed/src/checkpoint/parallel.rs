@@ -457,12 +457,26 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Does it for each, whatever becomes of the others, and gathers what fails.
+/// Does it for each, whatever becomes of the others, and gathers what fails. Where one after another does, nothing works any more, and each
+/// may take a disk's patience: it ends.
 fn each<T>(
     things: &[T],
     mut work: impl FnMut(&T) -> Result<(), Vec<ItemFailure>>,
 ) -> Result<(), Vec<ItemFailure>> {
-    let failures: Vec<ItemFailure> = things.iter().filter_map(|thing| work(thing).err()).flatten().collect();
+    const IN_A_ROW_MAX: u32 = 8;
+    let (mut failures, mut in_a_row) = (Vec::new(), 0);
+    for thing in things {
+        match work(thing) {
+            Ok(()) => in_a_row = 0,
+            Err(failed) => {
+                failures.extend(failed);
+                in_a_row += 1;
+            }
+        }
+        if in_a_row == IN_A_ROW_MAX {
+            break;
+        }
+    }
     if failures.is_empty() { Ok(()) } else { Err(failures) }
 }
 

@@ -15,6 +15,7 @@ use super::store::{Store, StoreError, Watch};
 use crate::{Error, Result, foreign};
 
 /// Requests' time for which a worker that leaves tries to hand its last checkpoint on: two thirds of a lease, six seconds at most.
+/// Requests that are under way are waited for besides.
 const FAREWELL_REQUESTS: u32 = 4;
 
 /// Between two such tries.

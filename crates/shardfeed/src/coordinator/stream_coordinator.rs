@@ -408,10 +408,9 @@ impl StreamCoordinator {
         self.start(Place { meta, settings, is_leased }, work)
     }
 
-    /// Joins for a loader whose order needs no coordinator: it only tells how it does. Waits for nobody, since a batch waits for this: the
-    /// lease of who reported by itself meanwhile ends by itself.
+    /// Joins for a loader whose order needs no coordinator: it only tells how it does. Waits for nobody, since a batch waits for this. Who
+    /// reported by itself meanwhile is asked for nothing any more, and its lease ends by itself.
     pub(crate) fn join_reporting(&self, rank: Rank, meta: Meta, work: Arc<dyn Work>) -> Result<Arc<Session>> {
-        lock(&self.reporters).remove(&rank.index());
         self.start(Place { meta, settings: self.reporting(rank), is_leased: false }, work)
     }
 

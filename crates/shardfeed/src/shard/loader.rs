@@ -352,8 +352,9 @@ impl<D: Dataset> StreamingShardLoader<D> {
         loop {
             leased.session.check()?;
             let deliveries = leased.session.deliveries();
-            let fresh = leased.fresh_in_hand();
             let Snapshot { stream, done, .. } = self.shared.queue.snapshot();
+            // After that: what was handed out by then is counted.
+            let fresh = leased.fresh_in_hand();
             if fresh > 0 || done.count() < stream.len() {
                 return Ok(true);
             }

@@ -54,10 +54,8 @@ fn metadata_of_somebody_else_are_refused_where_chunks_are_not_in_their_tensors()
         let error = described(shape, outside).unwrap_err().to_string();
         assert!(error.contains("model.weight") && error.contains("is no part of its shape"), "{error}");
     }
-    for shape in [[1 << 32, 1 << 32], [0, u64::MAX]] {
-        let error = described(&shape, part(&[0, 0], &[2, 4])).unwrap_err().to_string();
-        assert!(error.contains("is larger than any memory"), "{error}");
-    }
+    let error = described(&[1 << 32, 1 << 32], part(&[0, 0], &[2, 4])).unwrap_err().to_string();
+    assert!(error.contains("is larger than any memory"), "{error}");
 }
 
 #[test]
