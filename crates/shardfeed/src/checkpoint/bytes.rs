@@ -45,12 +45,17 @@ impl FileBytes {
         Self { stop, ..self }
     }
 
-    /// Gives back memory for the next file, if this one stayed what it was while it was read.
-    pub(crate) fn close(self, facts: &FileFacts) -> Result<Vec<u8>, String> {
+    /// Whether it stayed what it was while it was read.
+    pub(crate) fn check(&self, facts: &FileFacts) -> Result<(), String> {
         match facts.is_same(&self.file) {
-            Ok(true) => Ok(self.bounce),
+            Ok(true) => Ok(()),
             _ => Err(CHANGED.to_owned()),
         }
+    }
+
+    /// Memory for the next file.
+    pub(crate) fn into_bounce(self) -> Vec<u8> {
+        self.bounce
     }
 
     /// Fills all of `into` with what lies at `offset`.

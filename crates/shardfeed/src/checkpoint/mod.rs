@@ -37,6 +37,7 @@ mod wanted; // what users ask for     -> parts of chunks, and where they go
 mod sequential; // the same, one after another: what the other is compared with
 mod parallel; // wanted parts         -> reads on threads
 mod read; // names                    -> tensors
+mod plan_reader; // many plans        -> reads on one thread, which keeps its files open
 mod raw; // items                     -> their bytes, whatever they are
 mod verify; // a checkpoint           -> everything that is wrong with it
 mod number; // elements              -> numbers, and those of other types
@@ -51,6 +52,7 @@ pub use diff::{CheckpointDiff, Difference, DifferenceKind, diff_checkpoints};
 
 pub use opened::{Checkpoint, OpenOptions};
 pub use options::{DirectIo, ReadOptions, ReadProgress, Stop, TellProgress};
+pub use plan_reader::PlanReader;
 pub use raw::RawItem;
 pub use read::{ReadStats, TensorData, object_bytes_max};
 pub use sample::write_sample;

@@ -31,9 +31,10 @@ pub(crate) fn read(
     destinations: &Destinations<'_>,
     names: &[String],
     options: &ReadOptions,
+    kept: &Kept,
 ) -> Result<ReadStats, Vec<ItemFailure>> {
     let left = bytes_wanted(checkpoint, &wanted, names.len());
-    let job = Job::new(checkpoint, destinations, names, left, options);
+    let job = Job::new(checkpoint, destinations, names, left, options, kept);
     // What may lie over each other is read in the order in which the stock reader takes it, one after another.
     let (apart, mut in_turn): (Vec<Wanted>, Vec<Wanted>) = wanted.into_iter().partition(|want| want.is_apart);
     in_turn.sort_by_key(|want| want.turn);
@@ -50,7 +51,7 @@ struct Job<'a> {
     destinations: &'a Destinations<'a>,
     names: &'a [String],
     options: &'a ReadOptions,
-    headers: Headers,
+    kept: &'a Kept,
     /// Bytes that each destination still waits for.
     left: Vec<AtomicU64>,
     bytes: AtomicU64,
@@ -59,6 +60,13 @@ struct Job<'a> {
     bytes_direct: AtomicU64,
     reads: AtomicU64,
     workers: AtomicUsize,
+}
+
+/// What is kept from one read of a checkpoint for the next: what its own thread has, and headers that were read.
+#[derive(Default)]
+pub(crate) struct Kept {
+    worker: Mutex<Worker>,
+    headers: Headers,
 }
 
 /// Everything that is wanted of an item.
@@ -96,6 +104,7 @@ impl<'a> Job<'a> {
         names: &'a [String],
         left: Vec<u64>,
         options: &'a ReadOptions,
+        kept: &'a Kept,
     ) -> Self {
         // Chunks that overlap bring more than there is room for, and parts may leave room between them.
         let lens = left.iter().enumerate().map(|(index, left)| *left.min(&(destinations.len(index) as u64)));
@@ -105,7 +114,7 @@ impl<'a> Job<'a> {
             destinations,
             names,
             options,
-            headers: Headers::default(),
+            kept,
             left: left.into_iter().map(AtomicU64::new).collect(),
             bytes: AtomicU64::new(0),
             telling: Telling::new(bytes_total, options.progress.as_ref()),
@@ -153,9 +162,8 @@ impl<'a> Job<'a> {
         tasks.extend(runs.into_iter().map(Task::Run));
         tasks.sort_by_key(Task::place);
         let each = tasks.iter().map(|task| task.memory(&whole)).max().unwrap_or(0);
-        let budget = self.options.memory_bytes();
         let bytes = tasks.iter().map(Task::len).sum();
-        let workers = workers_for(num_workers, tasks.len(), bytes, each, budget);
+        let workers = workers_for(num_workers, tasks.len(), bytes, each, || self.options.memory_bytes());
         self.workers.fetch_max(workers, Relaxed);
         self.on_workers(&tasks, workers, |worker, task| match task {
             Task::Block { file, range, items } => {
@@ -197,8 +205,7 @@ impl<'a> Job<'a> {
             if self.options.verify { items.iter().map(|item| item.chunk.item.length).sum() } else { 0 };
         let bytes = (items.len() as u64).saturating_mul(LOOK_BYTES).max(verified);
         let each = if self.options.verify { BOUNCE_BYTES } else { LOOK_BYTES };
-        let budget = self.options.memory_bytes();
-        let workers = workers_for(num_workers, items.len(), bytes, each, budget);
+        let workers = workers_for(num_workers, items.len(), bytes, each, || self.options.memory_bytes());
         self.workers.fetch_max(workers, Relaxed);
         self.on_workers(&numbers, workers, |worker, &number| {
             let item = &items[number];
@@ -225,8 +232,14 @@ impl<'a> Job<'a> {
     fn locate_one(&self, worker: &mut Worker, item: &Item<'_>) -> Result<Located, String> {
         let facts = &self.checkpoint.files[item.chunk.item.file as usize];
         let file = worker.open(self, item.chunk.item.file)?;
-        let located =
-            locate(item.tensor, item.chunk, self.checkpoint.found.is_raw, file, facts.len, &self.headers)?;
+        let located = locate(
+            item.tensor,
+            item.chunk,
+            self.checkpoint.found.is_raw,
+            file,
+            facts.len,
+            &self.kept.headers,
+        )?;
         if self.options.verify && located.crc.is_some() {
             compare_crc(located.crc, file.checksum(located.view.data.clone())?)?;
         }
@@ -426,25 +439,24 @@ impl<'a> Job<'a> {
         let next = AtomicUsize::new(0);
         let is_failed = AtomicBool::new(false);
         let failures = Mutex::new(Vec::new());
-        let run = || {
-            let mut worker = Worker::default();
+        let run = |worker: &mut Worker| {
             while !is_failed.load(Relaxed) {
                 let Some(task) = tasks.get(next.fetch_add(1, Relaxed)) else { break };
-                let done = work(&mut worker, task);
+                let done = work(worker, task);
                 for failure in worker.changed.drain(..).chain(done.err().into_iter().flatten()) {
                     is_failed.store(true, Relaxed);
                     failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
                 }
             }
-            worker.close(self);
+            worker.settle(self);
             failures.lock().unwrap_or_else(PoisonError::into_inner).append(&mut worker.changed);
         };
         if workers <= 1 {
-            run();
+            run(&mut self.kept.worker.lock().unwrap_or_else(PoisonError::into_inner));
         } else {
             std::thread::scope(|scope| {
                 for _ in 0..workers {
-                    scope.spawn(run);
+                    scope.spawn(|| run(&mut Worker::default()));
                 }
             });
         }
@@ -514,7 +526,10 @@ impl Worker {
     /// The file of this number; the one before is closed.
     fn open(&mut self, job: &Job<'_>, number: u32) -> Result<&mut FileBytes, String> {
         if self.file.as_ref().is_none_or(|(open, _)| *open != number) {
-            self.close(job);
+            self.settle(job);
+            if let Some((_, file)) = self.file.take() {
+                self.bounce = file.into_bounce();
+            }
             let facts = &job.checkpoint.files[number as usize];
             let file = FileBytes::open(facts, job.options.direct_io, std::mem::take(&mut self.bounce))?;
             let file = file.stopped_by(job.options.stop.clone());
@@ -524,16 +539,15 @@ impl Worker {
     }
 
     /// A file that was written to while it was read has given a mixture. That is its own failure, not that of what is read next.
-    fn close(&mut self, job: &Job<'_>) {
-        let Some((number, file)) = self.file.take() else { return };
-        job.bytes_read.fetch_add(file.bytes_read, Relaxed);
-        job.bytes_direct.fetch_add(file.bytes_direct, Relaxed);
-        let facts = &job.checkpoint.files[number as usize];
-        let changed =
-            |reason| ItemFailure { path: facts.path.clone(), item: String::new(), offset: 0, reason };
-        match file.close(facts) {
-            Ok(bounce) => self.bounce = bounce,
-            Err(reason) => self.changed.push(changed(reason)),
+    fn settle(&mut self, job: &Job<'_>) {
+        let Some((number, file)) = &mut self.file else { return };
+        job.bytes_read.fetch_add(std::mem::take(&mut file.bytes_read), Relaxed);
+        job.bytes_direct.fetch_add(std::mem::take(&mut file.bytes_direct), Relaxed);
+        let facts = &job.checkpoint.files[*number as usize];
+        if let Err(reason) = file.check(facts) {
+            let path = facts.path.clone();
+            self.changed.push(ItemFailure { path, item: String::new(), offset: 0, reason });
+            self.file = None;
         }
     }
 }

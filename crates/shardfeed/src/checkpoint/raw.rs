@@ -30,9 +30,8 @@ impl Checkpoint {
         let options = &self.options;
         let bytes = wanted.iter().map(|wish| wish.item.length).sum();
         let each = wanted.iter().map(|wish| wish.item.length).max().unwrap_or(0);
-        let budget = options.memory_bytes();
         let asked = if options.use_parallel { options.num_workers } else { Some(1) };
-        let workers = workers_for(asked, wanted.len(), bytes, each, budget);
+        let workers = workers_for(asked, wanted.len(), bytes, each, || options.memory_bytes());
         let is_failed = AtomicBool::new(false);
         let Ok(read) = map_in_parallel(wanted, workers, |wish| {
             // After a failure nobody begins another.
@@ -71,7 +70,7 @@ impl Checkpoint {
         let file = FileBytes::open(facts, options.direct_io, Vec::new()).map_err(fail)?;
         let mut file = file.stopped_by(options.stop.clone());
         let stored = file.read_all(item.offset..end).map_err(fail)?;
-        file.close(facts).map_err(fail)?;
+        file.check(facts).map_err(fail)?;
         let bytes = if item.transforms.is_empty() {
             stored
         } else {

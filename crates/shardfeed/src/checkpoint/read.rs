@@ -7,9 +7,10 @@ use super::destination::Destinations;
 use super::locate::{Headers, Located, locate};
 use super::opened::{Checkpoint, implausible};
 use super::options::{DirectIo, ReadOptions};
+use super::parallel::{self, Kept};
 use super::raw::RawItem;
+use super::sequential;
 use super::wanted::{Asked, ReadPlan};
-use super::{parallel, sequential};
 use crate::error::{Error, Result};
 use crate::failures::{Failures, ItemFailure};
 
@@ -143,7 +144,16 @@ impl Checkpoint {
         self.read_into_with(plan, &self.options)
     }
 
-    pub(crate) fn read_into_with(&self, mut plan: ReadPlan<'_>, options: &ReadOptions) -> Result<ReadStats> {
+    pub(crate) fn read_into_with(&self, plan: ReadPlan<'_>, options: &ReadOptions) -> Result<ReadStats> {
+        self.read_into_keeping(plan, options, &Kept::default())
+    }
+
+    pub(crate) fn read_into_keeping(
+        &self,
+        mut plan: ReadPlan<'_>,
+        options: &ReadOptions,
+        kept: &Kept,
+    ) -> Result<ReadStats> {
         let wanted = self.resolve_all(&plan)?;
         let damaged = |failures| Error::CheckpointDamaged(Failures(failures));
         if !options.use_parallel {
@@ -151,7 +161,7 @@ impl Checkpoint {
         }
         let names: Vec<String> = plan.wishes.iter().map(|wish| wish.name.clone()).collect();
         let destinations = Destinations::new(plan.wishes.iter_mut().map(|wish| &mut *wish.memory));
-        parallel::read(self, wanted, &destinations, &names, options).map_err(damaged)
+        parallel::read(self, wanted, &destinations, &names, options, kept).map_err(damaged)
     }
 
     /// Compares the checksums of a tensor's chunks, but of those that are compressed: they are read as a whole, and compared then.
@@ -165,7 +175,7 @@ impl Checkpoint {
             if located.crc.is_some() {
                 compare_crc(located.crc, file.checksum(located.view.data)?)?;
             }
-            file.close(facts).map(drop)
+            file.check(facts)
         };
         let plain = tensor.chunks.iter().filter(|chunk| chunk.item.transforms.is_empty());
         let failures: Vec<ItemFailure> = plain

@@ -80,7 +80,7 @@ fn read_one(
     }
     copy(&located, &item, want, memory);
     let bytes_read = file.bytes_read;
-    file.close(facts).map_err(fail)?;
+    file.check(facts).map_err(fail)?;
     Ok(bytes_read)
 }
 

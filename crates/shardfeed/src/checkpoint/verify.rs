@@ -401,7 +401,7 @@ impl<'a> Verifier<'a> {
         let mut file = FileBytes::open(facts, DirectIo::Never, Vec::new()).map_err(unreadable)?;
         let looked = self.look_into(entry, &mut file, facts.len, headers, checked);
         // Of a file that was written to meanwhile, nothing that was found is worth anything.
-        file.close(facts).map_err(unreadable)?;
+        file.check(facts).map_err(unreadable)?;
         looked
     }
 

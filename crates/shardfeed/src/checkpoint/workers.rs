@@ -29,12 +29,21 @@ pub fn default_read_workers() -> usize {
 }
 
 /// Threads for a read: as many as somebody says, or by default; not more than there are tasks, nor than the memory allows, and one for
-/// little work.
-pub(crate) fn workers_for(asked: Option<usize>, tasks: usize, bytes: u64, each: u64, budget: u64) -> usize {
+/// little work. `budget` is asked only where it decides: to ask the system takes as long as a small read.
+pub(crate) fn workers_for(
+    asked: Option<usize>,
+    tasks: usize,
+    bytes: u64,
+    each: u64,
+    budget: impl FnOnce() -> u64,
+) -> usize {
     let by_itself = || if bytes < SMALL_BYTES { 1 } else { default_read_workers() };
-    let wished = asked.unwrap_or_else(by_itself);
-    let fitting = usize::try_from(budget / each.max(1)).unwrap_or(usize::MAX);
-    wished.min(tasks).min(fitting).max(1)
+    let wished = asked.unwrap_or_else(by_itself).min(tasks);
+    if wished <= 1 {
+        return 1;
+    }
+    let fitting = usize::try_from(budget() / each.max(1)).unwrap_or(usize::MAX);
+    wished.min(fitting).max(1)
 }
 
 /// Four fifths of the memory that is available to this process.
@@ -96,11 +105,13 @@ mod tests {
         assert_eq!(optimal_workers(1000, Some(1)), 1);
         assert_eq!(memory_aware_workers(u64::MAX, None), 1);
         assert_eq!(memory_aware_workers(1, Some(1)), 1);
-        assert_eq!(workers_for(Some(64), 10, 1 << 30, 1 << 20, 1 << 40), 10);
-        assert_eq!(workers_for(Some(64), 100, 1 << 30, 1 << 20, 5 << 20), 5);
-        assert_eq!(workers_for(Some(64), 100, 1 << 30, 1 << 20, 0), 1);
-        assert_eq!(workers_for(None, 100, 1 << 10, 1 << 20, 1 << 40), 1);
-        assert_eq!(workers_for(None, 100, 1 << 30, 1 << 20, 1 << 40), default_read_workers());
+        assert_eq!(workers_for(Some(64), 10, 1 << 30, 1 << 20, || 1 << 40), 10);
+        assert_eq!(workers_for(Some(64), 100, 1 << 30, 1 << 20, || 5 << 20), 5);
+        assert_eq!(workers_for(Some(64), 100, 1 << 30, 1 << 20, || 0), 1);
+        assert_eq!(workers_for(None, 100, 1 << 30, 1 << 20, || 1 << 40), default_read_workers());
+        let unasked = || unreachable!("one thread needs no leave");
+        assert_eq!(workers_for(None, 100, 1 << 10, 1 << 20, unasked), 1);
+        assert_eq!(workers_for(Some(64), 1, 1 << 30, 1 << 20, unasked), 1);
         assert!((1..=WORKERS_MAX).contains(&default_read_workers()));
     }
 

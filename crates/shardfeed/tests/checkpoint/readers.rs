@@ -1,0 +1,79 @@
+//! One plan after another on threads of one's own.
+
+use shardfeed::checkpoint::{Checkpoint, DirectIo, Dtype, ReadOptions, ReadPlan};
+
+use crate::support::{copy_of, fixture_names, open, some_bytes, ways};
+use crate::writer::{Item, Writer};
+
+/// Every tensor by itself, twice, in an order that goes back and forth between files, is what a single read brings.
+#[test]
+fn plan_after_plan_brings_what_one_read_brings() {
+    for fixture in fixture_names() {
+        let dir = copy_of(&fixture);
+        let mut checkpoint = open(dir.path());
+        for options in ways() {
+            checkpoint = checkpoint.with_options(options);
+            let mut reader = checkpoint.plan_reader();
+            let names: Vec<&str> = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+            for name in names.iter().chain(names.iter().rev()) {
+                let expected = checkpoint.read(name).unwrap().bytes;
+                let mut memory = vec![0xa5; expected.len()];
+                let mut plan = ReadPlan::new();
+                plan.read(name, &mut memory);
+                let stats = reader.read_into(plan).unwrap();
+                assert_eq!(memory, expected, "{fixture}: {name}");
+                assert!(stats.workers <= 1, "{stats:?}");
+                assert!(
+                    expected.is_empty() || stats.bytes_read > 0,
+                    "what a read asked for is counted with it"
+                );
+            }
+        }
+    }
+}
+
+/// Two tensors of 1 MiB in a file each.
+fn two(directory: &std::path::Path) -> Vec<u8> {
+    let bytes = some_bytes(1 << 20, 7);
+    let mut writer = Writer::new();
+    for tensor in 0..2 {
+        let item = Item::row_major(Dtype::Uint8, &[1024, 1024], &bytes);
+        writer.whole(&format!("__{tensor}_0.distcp"), &format!("t{tensor}"), &item);
+    }
+    writer.write(directory);
+    bytes
+}
+
+#[test]
+fn a_file_that_changes_between_two_plans_is_told_with_the_second() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = two(dir.path());
+    for direct_io in [DirectIo::Auto, DirectIo::Never] {
+        let options = ReadOptions { direct_io, ..ReadOptions::default() };
+        let checkpoint = Checkpoint::open(dir.path()).unwrap().with_options(options);
+        let mut reader = checkpoint.plan_reader();
+        let mut read = |name: &str| {
+            let mut memory = vec![0; 1 << 20];
+            let mut plan = ReadPlan::new();
+            plan.read(name, &mut memory);
+            reader.read_into(plan).map(|_| memory)
+        };
+        assert_eq!(read("t0").unwrap(), bytes);
+        let file = dir.path().join("__0_0.distcp");
+        // Written again, the same bytes: nobody can know that they are.
+        let written = std::fs::read(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(&file, written).unwrap();
+        // The file that is open is still the old one, whole; somebody else's is not.
+        assert_eq!(read("t1").unwrap(), bytes);
+        let error = read("t0").unwrap_err().to_string();
+        assert!(error.contains("__0_0.distcp") && error.contains("changed after"), "{error}");
+        assert_eq!(read("t1").unwrap(), bytes, "others are read on");
+        // While it is open: what was read may be a mixture.
+        let file = dir.path().join("__1_0.distcp");
+        let written = std::fs::read(&file).unwrap();
+        std::fs::write(&file, written).unwrap();
+        let error = read("t1").unwrap_err().to_string();
+        assert!(error.contains("__1_0.distcp") && error.contains("changed after"), "{error}");
+    }
+}
