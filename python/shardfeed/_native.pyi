@@ -9,6 +9,7 @@ __version__: str
 __all__ = [
     "CHECKPOINT_DTYPES",
     "CheckpointRead",
+    "CheckpointThreads",
     "Loader",
     "Numbers",
     "PickledCall",
@@ -93,6 +94,23 @@ _Stored = tuple[int, int, int, Sequence[str]]  # file, offset, length, transform
 _Chunk = tuple[str, str, Sequence[int], Sequence[int], _Stored]  # name, dtype, offsets, sizes, where
 _Part = tuple[int, Sequence[int], Sequence[int], int, Sequence[int]]  # chunk, offsets, sizes, address, strides in bytes
 _Item = tuple[str, int, _Stored]  # name, bytes at most, where
+
+@final
+class CheckpointThreads:
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        files: Sequence[str],
+        chunks: Sequence[_Chunk],
+        *,
+        num_workers: int,
+        use_parallel: bool = True,
+        verify: bool = False,
+        memory_budget: int | None = None,
+        follow_links: bool = False,
+    ) -> CheckpointThreads: ...
+    def start(self, parts: Sequence[_Part], keep: object) -> CheckpointRead: ...
+    def close(self) -> None: ...
 
 def read_pickle(bytes: bytes) -> Any: ...
 def metadata_bytes(path: str | PathLike[str], rank: int | None = None, follow_links: bool = False) -> bytes: ...

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from checkpoint_support import load_alone, save
 from shardfeed.checkpoint import Progress, Reader, _devices, _reader
 from shardfeed.checkpoint._items import StoredPart, Wanted
-from shardfeed.checkpoint._sources import NativePending, NativeSource
+from shardfeed.checkpoint._sources import NativePending, NativeSource, NativeThreads
 from shardfeed.checkpoint._targets import Route
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -54,6 +56,22 @@ def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
     return made
 
 
+def threads_that_read() -> int:
+    count = 0
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # It may have ended since.
+            count += path.read_text().strip() == "shardfeed-read"
+    return count
+
+
+def wait_until_threads_read(count: int) -> None:
+    """They take their name by themselves, and end so, a moment after the last read."""
+    end = time.monotonic() + 30
+    while threads_that_read() != count:
+        assert time.monotonic() < end, f"{threads_that_read()} threads, and not {count}"
+        time.sleep(0.001)
+
+
 def test_slabs_divide_a_part() -> None:
     dice = random.Random(3)
     for _ in range(300):
@@ -75,24 +93,36 @@ def test_slabs_divide_a_part() -> None:
         assert torch.equal(target, torch.ones_like(target)), "each element is in one piece"
 
 
-def test_reads_divide_the_threads() -> None:
-    for workers in range(1, 70):
-        for reads_max in range(1, 9):
-            shares = _devices.shares_of(workers, reads_max)
-            assert (len(shares), sum(shares)) == (min(workers, reads_max), workers)
-            assert max(shares) - min(shares) <= 1
+def test_a_ring_has_no_more_threads_and_memory_than_it_may() -> None:
+    dice = random.Random(5)
+    for _ in range(20_000):
+        workers = dice.choice([None, 1, 2, dice.randint(1, 100)])
+        budget = dice.choice([None, dice.randint(1, 100), dice.randint(1, 2000)])
+        total = dice.choice([0, dice.randint(0, 100), 1 << 40])
+        ring = _devices.ring_of(total, workers, budget, 10)
+        assert 1 <= ring.threads <= ring.reads <= ring.buffers, "every read has a buffer, and every thread a read"
+        assert ring.threads <= (workers or 12)
+        if budget is not None:
+            # Bytes that each thread holds besides its buffer.
+            assert (ring.threads, ring.buffers) == (1, 1) or 10 * ring.buffers + 20 * ring.threads <= budget
+        elif workers is not None and total >= 2000:
+            assert ring.threads == workers
+        assert total >= 100 or ring.threads <= 1 + total // 5, "no thread has nothing to do"
 
 
-@pytest.mark.parametrize(("buffer_bytes", "buffers"), [(64, 1), (300, 2), (4096, 3), (1 << 20, 6)])
+@pytest.mark.parametrize(
+    ("buffer_bytes", "ring"),
+    [(64, (1, 1, 1)), (300, (1, 2, 1)), (300, (7, 9, 8)), (4096, (2, 3, 3)), (4096, (3, 12, 8)), (1 << 20, (16, 24, 20))],
+)
 def test_what_comes_through_the_ring_is_what_torch_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, buffers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, ring: tuple[int, int, int]
 ) -> None:
     saved = tensors()
     save(saved, tmp_path, thread_count=3)
     monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
     monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
     monkeypatch.setattr(_reader, "BUFFER_BYTES", buffer_bytes)
-    monkeypatch.setattr(_reader, "BUFFERS", buffers)
+    monkeypatch.setattr(_reader, "ring_of", lambda *_: _devices.Ring(*ring))
     loaded = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
     # One that is not dense, and one that shares its memory with another: the last in torch's order stays.
     loaded["t1.torch.float32"] = torch.zeros(64, 66)[:, ::2]
@@ -115,20 +145,21 @@ def test_what_comes_through_the_ring_is_what_torch_reads(
 
 
 @pytest.mark.parametrize(
-    ("options", "parallel", "reads", "threads"),
+    ("options", "parallel", "threads"),
     [
-        ({"use_parallel": False}, None, 1, 1),
-        ({"num_workers": 1}, None, 1, 1),
-        ({"num_workers": 6}, None, 4, 6),
-        ({"num_workers": 16}, None, 4, 16),
-        ({"use_parallel": False}, 4, 4, 4),
-        ({"num_workers": 8}, 2, 2, 2),
-        ({"num_workers": 8, "memory_budget": 8192}, None, 2, 8),
+        ({"use_parallel": False}, None, 1),
+        ({"num_workers": 1}, None, 1),
+        ({"num_workers": 6}, None, 6),
+        ({"num_workers": 20}, None, 20),
+        ({"use_parallel": False}, 4, 4),
+        ({"num_workers": 8}, 2, 2),
+        ({"num_workers": 8, "memory_budget": 3 * 4096}, None, 1),
+        ({"num_workers": 8, "memory_budget": 9 * 4096}, None, 2),
     ],
     ids=str,
 )
 def test_no_more_threads_read_than_were_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], parallel: int | None, reads: int, threads: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], parallel: int | None, threads: int
 ) -> None:
     # The first in pieces; of the others several go into one buffer.
     saved = {"a": torch.randn(1000, 64), **{f"b{number}": torch.randn(100) for number in range(40)}}
@@ -136,22 +167,22 @@ def test_no_more_threads_read_than_were_asked_for(
     monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
     monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
     monkeypatch.setattr(_reader, "BUFFER_BYTES", 4096)
-    under_way, most, most_threads = list[int](), 0, 0
-    start_with, wait = NativeSource.start_with, NativePending.wait
+    asked, seen, start = list[int](), list[int](), NativeThreads.start
+    make = NativeSource.threads
 
-    def noting_start(self: NativeSource, fetches: Sequence[Any], num_workers: int) -> NativePending:
-        nonlocal most, most_threads
-        under_way.append(num_workers)
-        most, most_threads = max(most, len(under_way)), max(most_threads, sum(under_way))
-        return start_with(self, fetches, num_workers)
+    def noting_threads(self: NativeSource, wanted: Iterable[Wanted], num_workers: int) -> NativeThreads:
+        asked.append(num_workers)
+        return make(self, wanted, num_workers)
 
-    def noting_wait(self: NativePending, progress: Any) -> list[bytes]:
-        # The oldest of them is waited for; after all of them, what goes through memory in between.
-        del under_way[:1]
-        return wait(self, progress)
+    def noting_start(self: NativeThreads, fetches: Sequence[Any]) -> NativePending:
+        if not seen:
+            wait_until_threads_read(threads)
+        seen.append(threads_that_read())
+        return start(self, fetches)
 
-    monkeypatch.setattr(NativeSource, "start_with", noting_start)
-    monkeypatch.setattr(NativePending, "wait", noting_wait)
+    monkeypatch.setattr(NativeSource, "threads", noting_threads)
+    monkeypatch.setattr(NativeThreads, "start", noting_start)
+    wait_until_threads_read(0)
     reader, planner = Reader(tmp_path, **options), DefaultLoadPlanner()
     state = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
     metadata = reader.read_metadata()
@@ -163,7 +194,8 @@ def test_no_more_threads_read_than_were_asked_for(
     else:
         reader.read_data_parallel(plan, planner, parallel)
     assert all(torch.equal(state[name], saved[name]) for name in saved)
-    assert (most, most_threads) == (reads, threads)
+    assert asked == [threads] and set(seen) == {threads}, "they stay from the first read to the last"
+    wait_until_threads_read(0)
 
 
 @pytest.mark.parametrize(
@@ -177,13 +209,18 @@ def test_an_item_that_is_read_or_compared_as_a_whole_is_so_once(
     monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
     monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
     monkeypatch.setattr(_reader, "BUFFER_BYTES", 4096)
-    reads, start = list[str](), NativeSource._start
+    reads, start, start_on_threads = list[str](), NativeSource.start, NativeThreads.start
 
-    def noting_start(self: NativeSource, fetches: Sequence[Any], options: dict[str, Any]) -> NativePending:
+    def noting_start(self: NativeSource, fetches: Sequence[Any]) -> NativePending:
         reads.extend({wanted.name for wanted, _ in fetches})
-        return start(self, fetches, options)
+        return start(self, fetches)
 
-    monkeypatch.setattr(NativeSource, "_start", noting_start)
+    def noting_start_on_threads(self: NativeThreads, fetches: Sequence[Any]) -> NativePending:
+        reads.extend({wanted.name for wanted, _ in fetches})
+        return start_on_threads(self, fetches)
+
+    monkeypatch.setattr(NativeSource, "start", noting_start)
+    monkeypatch.setattr(NativeThreads, "start", noting_start_on_threads)
     reader, state = Reader(tmp_path, **options), {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
     load_alone(reader, state)
     assert all(torch.equal(state[name], saved[name]) for name in saved)

@@ -11,19 +11,59 @@ from typing import Protocol
 import torch
 
 from shardfeed.checkpoint._items import Wanted
-from shardfeed.checkpoint._sources import Fetch, Pending
+from shardfeed.checkpoint._sources import Pending
+from shardfeed.checkpoint._workers import default_read_workers
 
 # A part of an item, and where it goes.
 Piece = tuple[Wanted, torch.Tensor]
 
-# Bytes of a buffer, and how many there are. Pinning takes a second for a gigabyte or two, so that few are better; torch keeps them for the
-# next load.
-BUFFER_BYTES = 32 << 20
-BUFFERS = 5
+# Bytes of a buffer, which one thread fills. All of them together have to stay in the processor's cache, so that the device takes bytes from
+# there: otherwise each crosses the memory once more. Smaller ones cost more of what Python does for each.
+BUFFER_BYTES = 8 << 20
 
-# Reads that are under way at a time; the other buffers are emptied. With fewer, threads wait for the last ones of a read, and for what
-# Python does between reads.
-READS = 4
+# Threads, if nobody says how many: at most as many as fill buffers faster than a device empties them, and fewer than there are cores: the
+# thread that begins copies would have to wait for one. Few cores have some more, since those that wait for a disk need none.
+_THREADS_MIN = 4
+_THREADS_MAX = 12
+
+
+def _default_threads() -> int:
+    cores = default_read_workers() // 2
+    return max(_THREADS_MIN, min(cores * 3 // 4, _THREADS_MAX))
+
+
+# Buffers that are not being filled: being emptied, waiting for it, or waiting for a thread.
+_SPARE = 8
+
+# Of those, the ones being emptied at most.
+_EMPTIED = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """So many threads, buffers, and reads that are under way or wait for a thread."""
+
+    threads: int
+    buffers: int
+    reads: int
+
+
+def ring_of(bytes_total: int, workers: int | None, memory_budget: int | None, buffer_bytes: int) -> Ring:
+    """How large a ring is that brings so much, has at most so many threads and holds at most so many bytes, or a single buffer.
+
+    A thread may hold two more than the buffer that it fills: one on the way from the disk, and one of what lies between rows.
+    """
+    # What is in a buffer had no room in the one before. Smaller things than where parts begin take more of it; there, threads are as good as idle.
+    fills = 1 + 2 * bytes_total // buffer_bytes
+    threads = min(workers or _default_threads(), fills)
+    buffers = threads + _SPARE
+    if memory_budget is not None:
+        room = memory_budget // buffer_bytes
+        threads = max(1, min(threads, room // 3))
+        buffers = max(1, min(threads + _SPARE, room - 2 * threads))
+    reads = buffers - min(_EMPTIED, buffers // 2)
+    return Ring(min(threads, reads), buffers, reads)
+
 
 # Where parts begin in a buffer: as tensors do.
 _ALIGNMENT = 64
@@ -52,16 +92,25 @@ class CudaLane:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))
+        # What is in use otherwise: on this device, and on the current one, which becomes the current one again with its stream.
+        self._before = [torch.cuda.current_stream(device), torch.cuda.current_stream()]
+        if self._before[0] == self._before[1]:
+            del self._before[0]
 
     def buffer(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def copy(self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
-        with torch.cuda.stream(self._stream):
+        # As `torch.cuda.stream` does it, which asks every time what is in use, and takes as long as the copies' beginning itself.
+        torch.cuda.set_stream(self._stream)
+        try:
             for target, staging in pieces:
                 target.copy_(staging, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
+        finally:
+            for stream in self._before:
+                torch.cuda.set_stream(stream)
         return event.synchronize
 
     def finish(self) -> None:
@@ -69,7 +118,8 @@ class CudaLane:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-StartRead = Callable[[Sequence[Fetch], int], Pending]
+# Begins to read into memory.
+StartRead = Callable[[Sequence[tuple[Wanted, torch.Tensor]]], Pending]
 
 
 def read_through_ring(
@@ -78,35 +128,30 @@ def read_through_ring(
     start: StartRead,
     tell: Callable[[int, list[str]], None],
     *,
-    workers: int,
-    buffer_bytes: int = BUFFER_BYTES,
-    buffers: int = BUFFERS,
+    ring: Ring,
+    buffer_bytes: int,
 ) -> None:
     """Reads parts of items into tensors of a lane's device, in their order: where tensors share memory, the last one stays.
 
-    `start(fetches, workers)` begins a read into memory; several are under way at a time, and have `workers` threads between them. `tell`
-    hears of the bytes that are on their way to the device, and of the names of items that are complete.
+    `tell` hears of the bytes that are on their way to the device, and of the names of items that are complete.
     """
-    fills = _fills(pieces, buffer_bytes)
-    shares = collections.deque(shares_of(workers, min(READS, buffers)))
     free: collections.deque[tuple[torch.Tensor, Callable[[], None]]] = collections.deque()
     made = 0
-    under_way: collections.deque[tuple[torch.Tensor, _Fill, list[torch.Tensor], Pending, int]] = collections.deque()
+    under_way: collections.deque[tuple[torch.Tensor, _Fill, list[torch.Tensor], Pending]] = collections.deque()
 
     def hand_over() -> None:
-        buffer, fill, staging, pending, share = under_way[0]
+        buffer, fill, staging, pending = under_way[0]
         pending.wait(None)
         under_way.popleft()
-        shares.append(share)
         copied = lane.copy([(target, staged) for (_, target), staged in zip(fill.pieces, staging, strict=True)])
         free.append((buffer, copied))
-        tell(sum(_part_bytes(wanted) for wanted, _ in fill.pieces), fill.complete)
+        tell(fill.bytes, fill.complete)
 
     try:
-        for fill in fills:
-            if not shares:
+        for fill in _fills(pieces, buffer_bytes):
+            if len(under_way) == ring.reads:
                 hand_over()
-            if made < buffers:
+            if made < ring.buffers:
                 # Pinned one by one, while the first are at work.
                 free.appendleft((lane.buffer(buffer_bytes), _nothing))
                 made += 1
@@ -114,21 +159,14 @@ def read_through_ring(
             buffer, is_empty = free.popleft()
             is_empty()
             staging = _cut(buffer, fill.pieces)
-            fetches: list[Fetch] = [(wanted, staged) for (wanted, _), staged in zip(fill.pieces, staging, strict=True)]
-            share = shares.popleft()
-            under_way.append((buffer, fill, staging, start(fetches, share), share))
+            fetches = [(wanted, staged) for (wanted, _), staged in zip(fill.pieces, staging, strict=True)]
+            under_way.append((buffer, fill, staging, start(fetches)))
         while under_way:
             hand_over()
     finally:
-        for _, _, _, pending, _ in under_way:
+        for _, _, _, pending in under_way:
             pending.stop()
         lane.finish()
-
-
-def shares_of(workers: int, reads_max: int) -> list[int]:
-    """How many threads each of some reads has, so that all have so many together: each at least one, and as equally many as can be."""
-    reads = max(1, min(workers, reads_max))
-    return [workers // reads + (read < workers % reads) for read in range(reads)]
 
 
 def _nothing() -> None:
@@ -137,9 +175,10 @@ def _nothing() -> None:
 
 @dataclasses.dataclass
 class _Fill:
-    """Pieces that go into one buffer together, and the names of items of which the last piece is among them."""
+    """Pieces that go into one buffer together, their bytes, and the names of items of which the last piece is among them."""
 
     pieces: list[Piece] = dataclasses.field(default_factory=list)
+    bytes: int = 0
     complete: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -147,12 +186,13 @@ def _fills(pieces: Iterable[Piece], bytes_max: int) -> Iterator[_Fill]:
     fill, used = _Fill(), 0
     for wanted, target in pieces:
         for slab in slabs(wanted, target, bytes_max):
-            size = _room(_part_bytes(slab[0]))
+            size = slab[0].part.bytes if slab[0].part is not None else 0
             if fill.pieces and used + size > bytes_max:
                 yield fill
                 fill, used = _Fill(), 0
             fill.pieces.append(slab)
-            used += size
+            fill.bytes += size
+            used += _room(size)
         fill.complete.append(wanted.name)
     if fill.pieces:
         yield fill
@@ -170,9 +210,7 @@ def slabs(wanted: Wanted, target: torch.Tensor, bytes_max: int) -> Iterator[Piec
     rows = max(1, bytes_max * size // part.bytes)
     for first in range(0, size, rows):
         count = min(rows, size - first)
-        offsets = (*part.offsets[:dim], part.offsets[dim] + first, *part.offsets[dim + 1 :])
-        sizes = (*part.sizes[:dim], count, *part.sizes[dim + 1 :])
-        piece = dataclasses.replace(wanted, part=dataclasses.replace(part, offsets=offsets, sizes=sizes))
+        piece = wanted.of(part.narrowed(dim, first, count))
         yield from slabs(piece, target.narrow(dim, first, count), bytes_max)
 
 
@@ -185,10 +223,6 @@ def _cut(buffer: torch.Tensor, fill: Sequence[Piece]) -> list[torch.Tensor]:
         staging.append(buffer[at : at + part.bytes].view(part.dtype).view(part.sizes))
         at += _room(part.bytes)
     return staging
-
-
-def _part_bytes(wanted: Wanted) -> int:
-    return wanted.part.bytes if wanted.part is not None else 0
 
 
 def _room(size: int) -> int:

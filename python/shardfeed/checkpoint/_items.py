@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,9 +32,15 @@ class StoredPart:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.sizes)
+
+    def narrowed(self, dim: int, first: int, count: int) -> StoredPart:
+        """So many indices of one dimension."""
+        offsets = (*self.offsets[:dim], self.offsets[dim] + first, *self.offsets[dim + 1 :])
+        sizes = (*self.sizes[:dim], count, *self.sizes[dim + 1 :])
+        return StoredPart(self.dtype, self.chunk_offsets, self.chunk_sizes, offsets, sizes)
 
 
 @dataclass
@@ -45,6 +52,10 @@ class Wanted:
     part: StoredPart | None
     # Of a tensor's chunk, as far as the metadata know it.
     chunk_sizes: tuple[int, ...] | None = None
+
+    def of(self, part: StoredPart) -> Wanted:
+        """The same with another part."""
+        return Wanted(self.item, self.info, part, self.chunk_sizes)
 
     @property
     def name(self) -> str:

@@ -22,13 +22,12 @@ from torch.futures import Future
 from shardfeed import _native
 from shardfeed._native import ShardfeedError
 from shardfeed.checkpoint._archives import wrong_record
-from shardfeed.checkpoint._devices import BUFFER_BYTES, BUFFERS, CudaLane, read_through_ring
+from shardfeed.checkpoint._devices import BUFFER_BYTES, CudaLane, read_through_ring, ring_of
 from shardfeed.checkpoint._items import Wanted, wanted_in_order
 from shardfeed.checkpoint._metadata import parse_metadata
 from shardfeed.checkpoint._progress import Bar, TellProgress, Tracker
 from shardfeed.checkpoint._sources import NativeSource, Pending, Source, StreamSource, naming_what_a_file_system_raises, place_of
 from shardfeed.checkpoint._targets import Route, bump_versions, meets_any, route_of, staging_for
-from shardfeed.checkpoint._workers import default_read_workers
 
 # A file, the name of an item in it, and where it begins there.
 Place = tuple[str, str, int]
@@ -267,19 +266,9 @@ class Reader(FileSystemReader):
     ) -> None:
         """Through pinned memory, which is filled and emptied at the same time."""
         assert isinstance(source, NativeSource), "only native threads fill memory"
-        lane = CudaLane(device)
-        buffers = BUFFERS
-        if self.memory_budget is not None:
-            buffers = max(1, min(buffers, self.memory_budget // BUFFER_BYTES))
-        read_through_ring(
-            pieces,
-            lane,
-            source.start_with,
-            tracker.finish,
-            workers=num_workers or default_read_workers(),
-            buffer_bytes=BUFFER_BYTES,
-            buffers=buffers,
-        )
+        ring = ring_of(sum(_bytes(item) for item, _ in pieces), num_workers, self.memory_budget, BUFFER_BYTES)
+        with contextlib.closing(source.threads((wanted for wanted, _ in pieces), ring.threads)) as threads:
+            read_through_ring(pieces, CudaLane(device), threads.start, tracker.finish, ring=ring, buffer_bytes=BUFFER_BYTES)
 
     def _read_in_order(self, entries: list[Entry], planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
         """Items are read ahead, some at a time, and handed over one by one."""

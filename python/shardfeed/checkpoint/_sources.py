@@ -8,13 +8,13 @@ import contextlib
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import torch
 
-from shardfeed._native import CheckpointRead, ShardfeedError, read_checkpoint
+from shardfeed._native import CheckpointRead, CheckpointThreads, ShardfeedError, read_checkpoint
 from shardfeed.checkpoint._items import NATIVE_DTYPES, NATIVE_TRANSFORMS, Wanted
 from shardfeed.checkpoint._targets import byte_strides
 from shardfeed.checkpoint._workers import get_optimal_workers
@@ -99,42 +99,84 @@ class NativeSource:
         }
 
     def start(self, fetches: Sequence[Fetch]) -> NativePending:
-        return self._start(fetches, self._options)
-
-    def start_with(self, fetches: Sequence[Fetch], num_workers: int) -> NativePending:
-        """The same with so many threads, since others read at the same time."""
-        return self._start(fetches, {**self._options, "num_workers": num_workers})
-
-    def _start(self, fetches: Sequence[Fetch], options: dict[str, Any]) -> NativePending:
-        files: dict[str, int] = {}
-        chunks: dict[tuple[str, int, str], int] = {}
-        stored_chunks: list[Any] = []
-        parts: list[Any] = []
-        items: list[Any] = []
+        told, parts, items = _Told(), [], []
         for wanted, target in fetches:
-            info = wanted.info
-            file = files.setdefault(info.relative_path, len(files))
             if target is None:
                 transforms = [] if self.remaining_transforms(wanted) else wanted.transforms
-                items.append((wanted.name, wanted.bytes_max, (file, info.offset, info.length, transforms)))
-                continue
-            part = wanted.part
-            assert part is not None, "only parts are read into tensors"
-            key = (info.relative_path, info.offset, wanted.name)
-            chunk = chunks.get(key)
-            if chunk is None:
-                chunk = chunks[key] = len(stored_chunks)
-                stored = (file, info.offset, info.length, wanted.transforms)
-                dtype = NATIVE_DTYPES[part.dtype]
-                stored_chunks.append((wanted.name, dtype, part.chunk_offsets, part.chunk_sizes, stored))
-            parts.append((chunk, part.offsets, part.sizes, target.data_ptr(), byte_strides(target)))
+                stored = (told.file(wanted), wanted.info.offset, wanted.info.length, transforms)
+                items.append((wanted.name, wanted.bytes_max, stored))
+            else:
+                parts.append(told.part(wanted, target))
         keep = [target for _, target in fetches if target is not None]
-        read = read_checkpoint(self._path, list(files), stored_chunks, parts, items, keep, **options)
-        return NativePending(read, self._path, list(files))
+        files = list(told.files)
+        read = read_checkpoint(self._path, files, told.chunks, parts, items, keep, **self._options)
+        return NativePending(read, self._path, files)
+
+    def threads(self, wanted: Iterable[Wanted], num_workers: int) -> NativeThreads:
+        """So many threads that read parts of these items, which are all that they are ever asked for."""
+        return NativeThreads(self._path, wanted, {**self._options, "num_workers": num_workers})
 
     def remaining_transforms(self, wanted: Wanted) -> list[str]:
         transforms = wanted.transforms
         return [] if all(transform in NATIVE_TRANSFORMS for transform in transforms) else transforms
+
+
+class _Told:
+    """What the native reader is told of a checkpoint: its files and chunks, which parts name by their numbers."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, int] = {}
+        self.chunks: list[Any] = []
+        self._numbers: dict[tuple[str, int, str], int] = {}
+
+    def file(self, wanted: Wanted) -> int:
+        return self.files.setdefault(wanted.info.relative_path, len(self.files))
+
+    def chunk(self, wanted: Wanted) -> int:
+        info, part = wanted.info, wanted.part
+        assert part is not None, "only parts are read into tensors"
+        key = (info.relative_path, info.offset, wanted.name)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.chunks)
+            stored = (self.file(wanted), info.offset, info.length, wanted.transforms)
+            self.chunks.append((wanted.name, NATIVE_DTYPES[part.dtype], part.chunk_offsets, part.chunk_sizes, stored))
+        return number
+
+    def part(self, wanted: Wanted, target: torch.Tensor) -> Any:
+        number, part = self.chunk(wanted), wanted.part
+        assert part is not None, "only parts are read into tensors"
+        return number, part.offsets, part.sizes, target.data_ptr(), byte_strides(target)
+
+
+class NativeThreads:
+    """Threads that read one lot after another, each as much as a buffer holds: what costs as much as that is done once."""
+
+    def __init__(self, path: Path, wanted: Iterable[Wanted], options: dict[str, Any]) -> None:
+        self._path = path
+        self._told = _Told()
+        for one in wanted:
+            self._told.chunk(one)
+        self._files = list(self._told.files)
+        try:
+            self._threads = CheckpointThreads(path, self._files, self._told.chunks, **options)
+        except ShardfeedError as error:
+            _raise_if_missing(error, path, self._files)
+            raise
+
+    def start(self, fetches: Sequence[tuple[Wanted, torch.Tensor]]) -> NativePending:
+        """On one thread, after all that was started before."""
+        parts = [self._told.part(wanted, target) for wanted, target in fetches]
+        return NativePending(self._threads.start(parts, [target for _, target in fetches]), self._path, self._files)
+
+    def close(self) -> None:
+        self._threads.close()
+
+
+def _raise_if_missing(error: ShardfeedError, path: Path, files: Sequence[str]) -> None:
+    """What failed because a file is not there is an error of its own kind, as it is with torch."""
+    if any(not (path / file).exists() for file in files):
+        raise FileNotFoundError(str(error)) from error
 
 
 class NativePending:
@@ -149,9 +191,7 @@ class NativePending:
         try:
             return self._read.wait(progress)[0]
         except ShardfeedError as error:
-            missing = [file for file in self._files if not (self._path / file).exists()]
-            if missing:
-                raise FileNotFoundError(str(error)) from error
+            _raise_if_missing(error, self._path, self._files)
             raise
 
     def stop(self) -> None:

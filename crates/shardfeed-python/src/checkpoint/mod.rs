@@ -4,6 +4,7 @@ mod pickled; // a pickle                 -> values that do nothing
 mod described; // a directory            -> what it holds, as plain values
 mod memory; // addresses                 -> slices
 mod reading; // items and places         -> a read on threads of its own
+mod threads; // many of them, one after another -> threads that stay
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -18,6 +19,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pickled::PickledGlobal>()?;
     module.add_class::<pickled::PickledCall>()?;
     module.add_class::<reading::CheckpointRead>()?;
+    module.add_class::<threads::CheckpointThreads>()?;
     module.add_function(wrap_pyfunction!(pickled::read_pickle, module)?)?;
     module.add_function(wrap_pyfunction!(described::describe_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(described::metadata_bytes, module)?)?;

@@ -51,10 +51,10 @@ pub(crate) struct CheckpointRead {
     result: Mutex<Option<Receiver<Handed>>>,
 }
 
-type Finished = Result<(Vec<Vec<u8>>, ReadStats), Error>;
+pub(super) type Finished = Result<(Vec<Vec<u8>>, ReadStats), Error>;
 
 /// What the thread hands over: the result, and what kept the memory alive.
-type Handed = (Finished, Py<PyAny>);
+pub(super) type Handed = (Finished, Py<PyAny>);
 
 /// How far a read is.
 #[derive(Default)]
@@ -121,7 +121,7 @@ pub(crate) fn read_checkpoint(
 }
 
 /// A piece of memory, its name for progress, and what goes to it.
-struct Wish {
+pub(super) struct Wish {
     name: String,
     range: Range<usize>,
     parts: Vec<PlacedPart>,
@@ -138,22 +138,27 @@ fn read(
     let checkpoint = Checkpoint::open_described(path, metadata, opening)?.with_options(options);
     let mut stats = ReadStats::default();
     if !wishes.is_empty() {
-        let mut plan = ReadPlan::new();
-        for Wish { name, range, parts } in wishes {
-            #[allow(unsafe_code)]
-            // SAFETY: the caller says that these are elements of tensors, so each part lies in one allocation; ranges are joined only
-            // where they reach into each other, that is within one allocation; and so no two slices share a byte. The thread that
-            // runs this owns what keeps the tensors alive and lets go of it after the read, and Python's side waits for that before
-            // it uses them.
-            let memory = unsafe { memory::slice(range) };
-            plan.read_parts(&name, parts, memory);
-        }
-        stats = checkpoint.read_into(plan)?;
+        stats = checkpoint.read_into(plan(wishes))?;
     }
     Ok((checkpoint.read_items(items)?, stats))
 }
 
-fn described(files: Vec<String>, chunks: Vec<Chunk>) -> PyResult<Metadata> {
+/// A plan of what goes where. The thread that reads it must own what keeps the memory alive until it is done.
+pub(super) fn plan(wishes: Vec<Wish>) -> ReadPlan<'static> {
+    let mut plan = ReadPlan::new();
+    for Wish { name, range, parts } in wishes {
+        #[allow(unsafe_code)]
+        // SAFETY: the caller says that these are elements of tensors, so each part lies in one allocation; ranges are joined only
+        // where they reach into each other, that is within one allocation; and so no two slices share a byte. The thread that
+        // runs this owns what keeps the tensors alive and lets go of it after the read, and Python's side waits for that before
+        // it uses them.
+        let memory = unsafe { memory::slice(range) };
+        plan.read_parts(&name, parts, memory);
+    }
+    plan
+}
+
+pub(super) fn described(files: Vec<String>, chunks: Vec<Chunk>) -> PyResult<Metadata> {
     let mut tensors = Vec::with_capacity(chunks.len());
     for Chunk(name, dtype, offsets, sizes, stored) in chunks {
         let known = Dtype::of_torch(&dtype);
@@ -178,7 +183,7 @@ fn described(files: Vec<String>, chunks: Vec<Chunk>) -> PyResult<Metadata> {
     Ok(Metadata { tensors, files, ..Metadata::default() })
 }
 
-fn wishes(metadata: &Metadata, parts: Vec<PartTo>) -> PyResult<Vec<Wish>> {
+pub(super) fn wishes(metadata: &Metadata, parts: Vec<PartTo>) -> PyResult<Vec<Wish>> {
     let refused = || PyValueError::new_err("a part that lies in no memory");
     let mut spans = Vec::with_capacity(parts.len());
     for PartTo(chunk, _, sizes, address, strides) in &parts {
@@ -266,6 +271,11 @@ impl CheckpointRead {
 }
 
 impl CheckpointRead {
+    /// One whose result comes from somewhere else, and is not told of before it does.
+    pub(super) fn of(stop: Stop, result: Receiver<Handed>) -> Self {
+        Self { stop, state: Arc::default(), result: Mutex::new(Some(result)) }
+    }
+
     fn tell(&self, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let Some(progress) = progress else { return Ok(()) };
         let (bytes, bytes_total, finished) = {
@@ -277,9 +287,11 @@ impl CheckpointRead {
 }
 
 impl Drop for CheckpointRead {
-    /// Nobody can wait for it any more.
+    /// Nobody can wait for it any more. Once somebody has, there is nothing to end, and others may read on with the same wish to stop.
     fn drop(&mut self) {
-        self.stop.stop();
+        if self.result.get_mut().unwrap_or_else(PoisonError::into_inner).is_some() {
+            self.stop.stop();
+        }
     }
 }
 

@@ -1,0 +1,100 @@
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use shardfeed::checkpoint::{Checkpoint, OpenOptions, ReadOptions, Stop};
+
+use super::reading::{CheckpointRead, Chunk, Handed, PartTo, Wish, described, plan, wishes};
+use crate::interruptible;
+
+/// Threads that read parts of a checkpoint's chunks, one lot after another, each lot on one thread. Between lots, files stay open.
+///
+/// For many lots of some megabytes: to open everything and to start threads for each would take as long as to read it.
+#[pyclass(frozen, module = "shardfeed._native")]
+pub(crate) struct CheckpointThreads {
+    checkpoint: Arc<Checkpoint>,
+    stop: Stop,
+    /// None once nobody will start anything any more.
+    lots: Mutex<Option<Sender<Lot>>>,
+}
+
+/// What one thread reads at a time, what keeps its memory alive, and who waits for both.
+struct Lot {
+    wishes: Vec<Wish>,
+    keep: Py<PyAny>,
+    tell: Sender<Handed>,
+}
+
+#[pymethods]
+impl CheckpointThreads {
+    #[new]
+    #[pyo3(signature = (path, files, chunks, *, num_workers, use_parallel=true, verify=false, memory_budget=None, follow_links=false))]
+    #[allow(clippy::too_many_arguments)] // They are keywords there.
+    fn new(
+        python: Python<'_>,
+        path: PathBuf,
+        files: Vec<String>,
+        chunks: Vec<Chunk>,
+        num_workers: usize,
+        use_parallel: bool,
+        verify: bool,
+        memory_budget: Option<u64>,
+        follow_links: bool,
+    ) -> PyResult<Self> {
+        let metadata = described(files, chunks)?;
+        let stop = Stop::new();
+        let options = ReadOptions {
+            use_parallel,
+            verify,
+            memory_budget,
+            stop: Some(stop.clone()),
+            ..ReadOptions::default()
+        };
+        let opening = OpenOptions { follow_links, ..OpenOptions::default() };
+        let open = move || Checkpoint::open_described(path, metadata, &opening);
+        let checkpoint = Arc::new(interruptible::run(python, open)?.with_options(options));
+        let (lots, waiting) = channel();
+        let waiting = Arc::new(Mutex::new(waiting));
+        for _ in 0..num_workers.max(1) {
+            let (checkpoint, waiting) = (Arc::clone(&checkpoint), Arc::clone(&waiting));
+            let work = move || work(&checkpoint, &waiting);
+            let started = std::thread::Builder::new().name("shardfeed-read".to_owned()).spawn(work);
+            started.map_err(|error| {
+                PyRuntimeError::new_err(format!("cannot start a thread to read with: {error}"))
+            })?;
+        }
+        Ok(Self { checkpoint, stop, lots: Mutex::new(Some(lots)) })
+    }
+
+    /// Has a thread read parts of chunks, as `read_checkpoint` does, after everything that was started before. To stop one stops all.
+    fn start(&self, parts: Vec<PartTo>, keep: Py<PyAny>) -> PyResult<CheckpointRead> {
+        let wishes = wishes(self.checkpoint.metadata(), parts)?;
+        let (tell, result) = channel();
+        let lots = self.lots.lock().unwrap_or_else(PoisonError::into_inner);
+        let lots = lots.as_ref().ok_or_else(|| PyRuntimeError::new_err("the threads were closed"))?;
+        let sent = lots.send(Lot { wishes, keep, tell });
+        sent.map_err(|_| {
+            PyRuntimeError::new_err("the threads that read have died; this is a bug of Shardfeed")
+        })?;
+        Ok(CheckpointRead::of(self.stop.clone(), result))
+    }
+
+    /// Ends the threads, once they have read what was started.
+    fn close(&self) {
+        self.lots.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+/// What each thread does until nobody can start anything any more.
+fn work(checkpoint: &Checkpoint, waiting: &Mutex<Receiver<Lot>>) {
+    let mut reader = checkpoint.plan_reader();
+    loop {
+        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Lot { wishes, keep, tell }) = next else { return };
+        let result = reader.read_into(plan(wishes)).map(|stats| (Vec::new(), stats));
+        // What keeps the memory alive goes along, as in `read_checkpoint`. Nobody may be waiting any more.
+        let _ = tell.send((result, keep));
+    }
+}
