@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -53,6 +54,7 @@ def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
             values = torch.randint(-100, 100, shape, generator=generator)
             made[f"t{number}.{dtype}"] = values.to(dtype)
     made["transposed"] = torch.arange(60.0).view(6, 10).t()
+    made["turned"] = torch.arange(7200, dtype=torch.int32).view(20, 3, 12, 10).permute(2, 0, 3, 1)
     return made
 
 
@@ -122,6 +124,7 @@ def test_what_comes_through_the_ring_is_what_torch_reads(
     monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
     monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
     monkeypatch.setattr(_reader, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(_reader, "LOOK_BYTES", 100)
     monkeypatch.setattr(_reader, "ring_of", lambda *_: _devices.Ring(*ring))
     loaded = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
     # One that is not dense, and one that shares its memory with another: the last in torch's order stays.
@@ -226,6 +229,45 @@ def test_an_item_that_is_read_or_compared_as_a_whole_is_so_once(
     assert all(torch.equal(state[name], saved[name]) for name in saved)
     assert reader.staged == staged and reads.count("small") == 1
     assert (reads.count("large") == 1) == (staged == 1), "it is larger than a buffer"
+
+
+@pytest.mark.parametrize("turned", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_no_byte_is_read_twice_however_an_item_lies_in_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turned: tuple[int, int, int]
+) -> None:
+    saved = {"w": torch.randn(40, 50, 60).permute(turned)}
+    save(saved, tmp_path)
+    monkeypatch.setattr(_reader, "CudaLane", MemoryLane)
+    monkeypatch.setattr(_reader, "route_of", lambda target, part: Route.PINNED)
+    monkeypatch.setattr(_reader, "BUFFER_BYTES", 10_000)
+    monkeypatch.setattr(_reader, "LOOK_BYTES", 10_000)
+    bytes_read, reads = 0, 0
+
+    def noting_wait(self: NativePending, progress: Any) -> list[bytes]:
+        nonlocal bytes_read, reads
+        items, done = self._read.wait(progress)
+        bytes_read, reads = bytes_read + done["bytes_read"], reads + 1
+        return items
+
+    monkeypatch.setattr(NativePending, "wait", noting_wait)
+    # All of it, and a part that is narrower in every dimension.
+    for narrow in (slice(None), slice(5, -5)):
+        state = {"w": torch.zeros(saved["w"].shape)}
+        reader, planner = Reader(tmp_path), DefaultLoadPlanner()
+        metadata = reader.read_metadata()
+        planner.set_up_planner(state, metadata, True)
+        reader.set_up_storage_reader(metadata, True)
+        plan = planner.create_local_plan()
+        [item] = plan.items
+        place = saved["w"][narrow, narrow, narrow]
+        offsets = torch.Size([narrow.start or 0] * 3)
+        part = dataclasses.replace(item, dest_offsets=offsets, storage_offsets=offsets, lengths=place.shape)
+        bytes_read, reads = 0, 0
+        reader.read_data(dataclasses.replace(plan, items=[part]), planner)
+        assert torch.equal(state["w"][narrow, narrow, narrow], place)
+        assert reads > 20, "in pieces"
+        # Besides the elements, where they lie: some kilobytes for each piece.
+        assert bytes_read < saved["w"].nbytes + 4000 * reads, f"{bytes_read} bytes of {saved['w'].nbytes}"
 
 
 @pytest.mark.parametrize("staged", ["a", "b", "c"])

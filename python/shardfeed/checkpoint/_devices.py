@@ -21,6 +21,9 @@ Piece = tuple[Wanted, torch.Tensor]
 # there: otherwise each crosses the memory once more. Smaller ones cost more of what Python does for each.
 BUFFER_BYTES = 8 << 20
 
+# Bytes from which somebody looks how an item lies in its file before it is cut into pieces. It takes as long as some ten thousand more.
+LOOK_BYTES = 1 << 20
+
 # Threads, if nobody says how many: at most as many as fill buffers faster than a device empties them, and fewer than there are cores: the
 # thread that begins copies would have to wait for one. Few cores have some more, since those that wait for a disk need none.
 _THREADS_MIN = 4
@@ -143,7 +146,7 @@ def read_through_ring(
         buffer, fill, staging, pending = under_way[0]
         pending.wait(None)
         under_way.popleft()
-        copied = lane.copy([(target, staged) for (_, target), staged in zip(fill.pieces, staging, strict=True)])
+        copied = lane.copy([(_as_stored(wanted, target), staged) for (wanted, target), staged in zip(fill.pieces, staging, strict=True)])
         free.append((buffer, copied))
         tell(fill.bytes, fill.complete)
 
@@ -159,7 +162,7 @@ def read_through_ring(
             buffer, is_empty = free.popleft()
             is_empty()
             staging = _cut(buffer, fill.pieces)
-            fetches = [(wanted, staged) for (wanted, _), staged in zip(fill.pieces, staging, strict=True)]
+            fetches = [(wanted, _as_meant(wanted, staged)) for (wanted, _), staged in zip(fill.pieces, staging, strict=True)]
             under_way.append((buffer, fill, staging, start(fetches)))
         while under_way:
             hand_over()
@@ -199,10 +202,10 @@ def _fills(pieces: Iterable[Piece], bytes_max: int) -> Iterator[_Fill]:
 
 
 def slabs(wanted: Wanted, target: torch.Tensor, bytes_max: int) -> Iterator[Piece]:
-    """A part, in pieces that fit into a buffer: cut along its first dimensions, so that they lie together where it lies row by row."""
+    """A part, in pieces that fit into a buffer: cut along the dimensions that come first in the file, so that each lies together."""
     part = wanted.part
     assert part is not None, "only parts go through buffers"
-    dim = next((dim for dim, size in enumerate(part.sizes) if size > 1), None)
+    dim = next((dim for dim in part.order or range(len(part.sizes)) if part.sizes[dim] > 1), None)
     if part.bytes <= bytes_max or dim is None:
         yield wanted, target
         return
@@ -215,14 +218,28 @@ def slabs(wanted: Wanted, target: torch.Tensor, bytes_max: int) -> Iterator[Piec
 
 
 def _cut(buffer: torch.Tensor, fill: Sequence[Piece]) -> list[torch.Tensor]:
-    """A tensor in the buffer for each piece, of the type and the shape of what is stored."""
+    """A tensor in the buffer for each piece, of the type of what is stored, with its dimensions as they lie in the file: native threads read it
+    as it is, and the device turns it."""
     staging, at = [], 0
     for wanted, _ in fill:
         part = wanted.part
         assert part is not None
-        staging.append(buffer[at : at + part.bytes].view(part.dtype).view(part.sizes))
+        sizes = part.sizes if part.order is None else [part.sizes[dim] for dim in part.order]
+        staging.append(buffer[at : at + part.bytes].view(part.dtype).view(sizes))
         at += _room(part.bytes)
     return staging
+
+
+def _as_stored(wanted: Wanted, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with its dimensions as they lie in the file."""
+    order = wanted.part.order if wanted.part is not None else None
+    return tensor if order is None else tensor.permute(order)
+
+
+def _as_meant(wanted: Wanted, stored: torch.Tensor) -> torch.Tensor:
+    """The other way round."""
+    order = wanted.part.order if wanted.part is not None else None
+    return stored if order is None else stored.permute([order.index(dim) for dim in range(len(order))])
 
 
 def _room(size: int) -> int:

@@ -31,6 +31,8 @@ class StoredPart:
     chunk_sizes: tuple[int, ...]
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
+    # Its dimensions, first those along which elements lie farthest apart in the file, if that is known to be another order than they have.
+    order: tuple[int, ...] | None = None
 
     @functools.cached_property
     def bytes(self) -> int:
@@ -40,7 +42,7 @@ class StoredPart:
         """So many indices of one dimension."""
         offsets = (*self.offsets[:dim], self.offsets[dim] + first, *self.offsets[dim + 1 :])
         sizes = (*self.sizes[:dim], count, *self.sizes[dim + 1 :])
-        return StoredPart(self.dtype, self.chunk_offsets, self.chunk_sizes, offsets, sizes)
+        return StoredPart(self.dtype, self.chunk_offsets, self.chunk_sizes, offsets, sizes, self.order)
 
 
 @dataclass

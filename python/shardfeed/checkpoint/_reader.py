@@ -22,7 +22,7 @@ from torch.futures import Future
 from shardfeed import _native
 from shardfeed._native import ShardfeedError
 from shardfeed.checkpoint._archives import wrong_record
-from shardfeed.checkpoint._devices import BUFFER_BYTES, CudaLane, read_through_ring, ring_of
+from shardfeed.checkpoint._devices import BUFFER_BYTES, LOOK_BYTES, CudaLane, read_through_ring, ring_of
 from shardfeed.checkpoint._items import Wanted, wanted_in_order
 from shardfeed.checkpoint._metadata import parse_metadata
 from shardfeed.checkpoint._progress import Bar, TellProgress, Tracker
@@ -268,7 +268,9 @@ class Reader(FileSystemReader):
         assert isinstance(source, NativeSource), "only native threads fill memory"
         ring = ring_of(sum(_bytes(item) for item, _ in pieces), num_workers, self.memory_budget, BUFFER_BYTES)
         with contextlib.closing(source.threads((wanted for wanted, _ in pieces), ring.threads)) as threads:
-            read_through_ring(pieces, CudaLane(device), threads.start, tracker.finish, ring=ring, buffer_bytes=BUFFER_BYTES)
+            looked_at = iter(threads.looked_at([wanted for wanted, _ in pieces if _bytes(wanted) >= LOOK_BYTES]))
+            ordered = [(next(looked_at) if _bytes(wanted) >= LOOK_BYTES else wanted, target) for wanted, target in pieces]
+            read_through_ring(ordered, CudaLane(device), threads.start, tracker.finish, ring=ring, buffer_bytes=BUFFER_BYTES)
 
     def _read_in_order(self, entries: list[Entry], planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
         """Items are read ahead, some at a time, and handed over one by one."""

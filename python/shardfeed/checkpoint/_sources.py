@@ -9,6 +9,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -168,6 +169,14 @@ class NativeThreads:
         """On one thread, after all that was started before."""
         parts = [self._told.part(wanted, target) for wanted, target in fetches]
         return NativePending(self._threads.start(parts, [target for _, target in fetches]), self._path, self._files)
+
+    def looked_at(self, wanted: Sequence[Wanted]) -> list[Wanted]:
+        """The same, each with the order in which its dimensions lie in the file."""
+        orders = self._threads.stored_orders([self._told.chunk(one) for one in wanted])
+        return [
+            one if order is None or one.part is None else replace(one, part=replace(one.part, order=tuple(order)))
+            for one, order in zip(wanted, orders, strict=True)
+        ]
 
     def close(self) -> None:
         self._threads.close()

@@ -81,6 +81,13 @@ impl CheckpointThreads {
         Ok(CheckpointRead::of(self.stop.clone(), result))
     }
 
+    /// How each of these chunks lies in its file: see `Checkpoint::stored_orders`.
+    fn stored_orders(&self, python: Python<'_>, chunks: Vec<usize>) -> PyResult<Vec<Option<Vec<usize>>>> {
+        let checkpoint = Arc::clone(&self.checkpoint);
+        let chunks: Vec<(usize, usize)> = chunks.into_iter().map(|tensor| (tensor, 0)).collect();
+        interruptible::run(python, move || Ok(checkpoint.stored_orders(&chunks)))
+    }
+
     /// Ends the threads, once they have read what was started.
     fn close(&self) {
         self.lots.lock().unwrap_or_else(PoisonError::into_inner).take();

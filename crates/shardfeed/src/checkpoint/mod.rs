@@ -37,6 +37,7 @@ mod wanted; // what users ask for     -> parts of chunks, and where they go
 mod sequential; // the same, one after another: what the other is compared with
 mod parallel; // wanted parts         -> reads on threads
 mod read; // names                    -> tensors
+mod stored_order; // chunks              -> their dimensions as they lie in files
 mod plan_reader; // many plans        -> reads on one thread, which keeps its files open
 mod raw; // items                     -> their bytes, whatever they are
 mod verify; // a checkpoint           -> everything that is wrong with it

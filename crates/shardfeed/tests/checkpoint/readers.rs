@@ -77,3 +77,28 @@ fn a_file_that_changes_between_two_plans_is_told_with_the_second() {
         assert!(error.contains("__1_0.distcp") && error.contains("changed after"), "{error}");
     }
 }
+
+#[test]
+fn chunks_are_said_to_lie_as_they_were_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = some_bytes(4 * 3 * 5 * 2, 3);
+    let mut writer = Writer::new();
+    let orders: [&[usize]; 6] = [&[0, 1, 2], &[2, 1, 0], &[1, 0, 2], &[0, 2, 1], &[1, 2, 0], &[2, 0, 1]];
+    for (number, order) in orders.iter().enumerate() {
+        let item = Item::permuted(Dtype::Int16, &[4, 3, 5], &bytes, order);
+        writer.whole("__0_0.distcp", &format!("t{number}"), &item);
+    }
+    writer.write(dir.path());
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let mut chunks: Vec<(usize, usize)> = (0..orders.len()).map(|tensor| (tensor, 0)).collect();
+    chunks.push((99, 0));
+    chunks.push((0, 1));
+    let expected: Vec<Option<Vec<usize>>> = orders.iter().map(|order| Some(order.to_vec())).collect();
+    let found = checkpoint.stored_orders(&chunks);
+    assert_eq!(found[0], None, "its own order");
+    assert_eq!(found[1..6], expected[1..]);
+    assert_eq!(found[6..], [None, None], "there are none");
+    // Of what cannot be looked at nobody can tell; whoever reads it is told why.
+    std::fs::write(dir.path().join("__0_0.distcp"), b"something else").unwrap();
+    assert_eq!(checkpoint.stored_orders(&chunks), vec![None; 8]);
+}
