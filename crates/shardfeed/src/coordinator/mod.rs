@@ -6,6 +6,7 @@ mod local; // the same in the process
 mod url; // etcd://host:2379/job     -> where, who, without showing secrets
 #[cfg(feature = "etcd")]
 mod etcd; // the same on etcd
+mod kept; // checkpoints of a worker -> the last one stays
 mod session; // a worker's machine   -> driven by a thread
 mod health; // records               -> how workers do
 mod stream_coordinator; // all of these -> a job

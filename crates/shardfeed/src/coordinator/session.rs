@@ -11,6 +11,7 @@ use shardfeed_plan::lease::{
 };
 
 use super::clock::{now_ms, unix_ms};
+use super::kept::Kept;
 use super::store::{Store, StoreError, Watch};
 use crate::{Error, Result, foreign};
 
@@ -153,6 +154,7 @@ impl Session {
             commits: 0,
             number: 0,
             leaves_by: None,
+            kept: Kept::default(),
             store,
             place,
             work,
@@ -339,6 +341,7 @@ struct Driver {
     number: u64,
     /// Once it is to leave: when it does, though nobody has its checkpoint.
     leaves_by: Option<Instant>,
+    kept: Kept,
 }
 
 impl Driver {
@@ -499,10 +502,13 @@ impl Driver {
     }
 
     /// Keeps a checkpoint. False if it has to be tried again.
-    fn keep(&self, state: &CheckpointState) -> bool {
+    fn keep(&mut self, state: &CheckpointState) -> bool {
         let rank = self.place.settings.rank;
         let Some(joined) = self.worker.joined() else { return false };
-        matches!(self.ask(&keep(rank, joined, state)), Answer::Applied(_))
+        let mut kept = std::mem::take(&mut self.kept);
+        let is_kept = kept.keep(rank, joined, state, |request| self.ask(request));
+        self.kept = kept;
+        is_kept
     }
 
     /// Makes sure that the job is the one that is meant: writes down what it is, or compares. Tries until it is answered, or has left: at
@@ -541,16 +547,6 @@ impl Driver {
             pause = (pause * 2).min(Duration::from_secs(1));
         }
     }
-}
-
-/// Keeps the checkpoint of a worker that is there by a change.
-pub(crate) fn keep(rank: u32, joined: u64, state: &CheckpointState) -> Request {
-    Request::Write(Txn {
-        // Somebody else may have the rank, and be further.
-        compares: vec![Compare::Created(Key::Alive(rank), joined)],
-        puts: vec![(Key::Checkpoint(rank), Value::Checkpoint(Box::new(state.clone())), 0)],
-        deletes: Vec::new(),
-    })
 }
 
 /// Writes down what a job is, or compares with what is written. The inner error says what differs.

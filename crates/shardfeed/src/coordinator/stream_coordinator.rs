@@ -379,12 +379,12 @@ impl StreamCoordinator {
         Err(self.error("somebody else restored the job at the same time; let one worker do so"))
     }
 
-    /// Keeps the checkpoint of a loader that joined: of nobody else, and no longer than it has its rank.
+    /// Keeps the checkpoint of a loader that joined, in the process: of nobody else, and no longer than it has its rank.
     pub(crate) fn keep(&self, rank: Rank, session: &Session, state: &CheckpointState) -> Result<()> {
         let mut joined = 0;
         loop {
             joined = session.joined(joined)?;
-            if let Answer::Applied(_) = self.ask(&super::session::keep(rank.index(), joined, state))? {
+            if let Answer::Applied(_) = self.ask(&super::kept::write(rank.index(), joined, None, state))? {
                 return Ok(());
             }
         }
