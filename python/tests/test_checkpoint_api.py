@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,18 @@ def test_a_bar_is_drawn_on_terminals_only() -> None:
         bar(Progress(4 << 20, 4 << 20))
     assert pipe.getvalue() == ""
     assert " 25% of 4.0 MiB" in terminal.getvalue() and terminal.getvalue().endswith("\n")
+
+
+def test_a_bar_is_drawn_twenty_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    terminal = Terminal()
+    bar = Bar(terminal)
+    for step in range(1, 1001):
+        bar(Progress(step, 1000))
+        now += 0.001
+    assert 20 <= terminal.getvalue().count("\r") <= 21
+    assert "100%" in terminal.getvalue(), "the last one is always drawn"
 
 
 @pytest.mark.parametrize("objects", [0, 1])

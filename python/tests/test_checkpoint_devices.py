@@ -308,6 +308,7 @@ def test_a_file_that_is_cut_short_is_named_and_nothing_hangs(tmp_path: Path, mon
 def test_cuda_tensors_are_what_torch_reads_whatever_stream_is_in_use(tmp_path: Path) -> None:
     saved = {name: tensor.cuda() for name, tensor in tensors().items()}
     saved["large"] = torch.randint(-100, 100, (3, 50_000_000), dtype=torch.int8, device="cuda")
+    saved["large and turned"] = torch.randint(-100, 100, (70, 500, 800), dtype=torch.int8, device="cuda").permute(2, 0, 1)
     save(saved, tmp_path, thread_count=2)
     stock = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
     load_alone(FileSystemReader(tmp_path), stock)

@@ -69,15 +69,18 @@ class Tracker:
 
 
 class Bar:
-    """A line on a terminal that grows. Where the output is no terminal, nothing is written."""
+    """A line on a terminal that grows, twenty times a second at most: a slow terminal holds nobody up. Where the output is no terminal, nothing is
+    written."""
 
     _WIDTH = 30
+    _SECONDS_MIN = 0.05
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
         self._is_shown = self._out.isatty()
         self._is_complete = False
         self._started = time.monotonic()
+        self._drawn: float | None = None
 
     def __call__(self, progress: Progress) -> None:
         # Names may come after the last byte; the line is written by then.
@@ -85,8 +88,12 @@ class Bar:
             return
         share = progress.bytes / progress.bytes_total if progress.bytes_total else 1.0
         self._is_complete = share >= 1.0
+        now = time.monotonic()
+        if self._drawn is not None and now - self._drawn < self._SECONDS_MIN and not self._is_complete:
+            return
+        self._drawn = now
         filled = int(share * self._WIDTH)
-        rate = progress.bytes / max(time.monotonic() - self._started, 1e-6) / 2**30
+        rate = progress.bytes / max(now - self._started, 1e-6) / 2**30
         bar = "#" * filled + "." * (self._WIDTH - filled)
         end = "\n" if self._is_complete else ""
         self._out.write(f"\rloading [{bar}] {share:4.0%} of {progress.bytes_total / 2**20:.1f} MiB, {rate:.2f} GiB/s{end}")
