@@ -12,7 +12,7 @@ const PACKAGE: &str = "target/torch/package";
 const BUILD: &str = "--config-settings=build-args=--profile=dev --features=etcd";
 
 /// What is tested with the oldest torch, too: where the package and torch meet.
-const WITH_THE_OLDEST: [&str; 8] = [
+const WITH_THE_OLDEST: [&str; 11] = [
     "python/tests/test_batch.py",
     "python/tests/test_checkpoint_api.py",
     "python/tests/test_checkpoint_devices.py",
@@ -20,7 +20,10 @@ const WITH_THE_OLDEST: [&str; 8] = [
     "python/tests/test_checkpoint_errors.py",
     "python/tests/test_checkpoint_metadata.py",
     "python/tests/test_checkpoint_ranks.py",
+    "python/tests/test_interrupts.py",
+    "python/tests/test_memory.py",
     "python/tests/test_processes.py",
+    "python/tests/test_workers.py",
 ];
 
 /// What is left out where no Python for the oldest torch is there.
