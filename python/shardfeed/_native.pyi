@@ -17,6 +17,7 @@ __all__ = [
     "ShardfeedError",
     "Taken",
     "__version__",
+    "checkpoint_memory_budget",
     "checkpoint_object_bytes_max",
     "checkpoint_read_workers",
     "checkpoint_workers",
@@ -106,7 +107,6 @@ class CheckpointThreads:
         num_workers: int,
         use_parallel: bool = True,
         verify: bool = False,
-        memory_budget: int | None = None,
         follow_links: bool = False,
     ) -> CheckpointThreads: ...
     def start(self, parts: Sequence[_Part], keep: object) -> CheckpointRead: ...
@@ -130,6 +130,7 @@ def read_checkpoint(
     memory_budget: int | None = None,
     follow_links: bool = False,
 ) -> CheckpointRead: ...
+def checkpoint_memory_budget() -> int: ...
 def checkpoint_object_bytes_max(stored: int) -> int: ...
 def checkpoint_read_workers() -> int: ...
 def checkpoint_workers(files: int, max_workers: int | None = None) -> int: ...

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from shardfeed.checkpoint import Reader
@@ -64,7 +64,8 @@ def save(state: dict[str, Any], path: Path, **options: Any) -> Path:
 
 def bits(tensor: torch.Tensor) -> bytes:
     """A tensor's elements, row by row, as bytes."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
+    # Not `contiguous`, which leaves a single element with whatever stride it has.
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
     if plain.is_quantized:
         plain = plain.int_repr()
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
@@ -98,6 +99,14 @@ class RecordingPlanner(DefaultLoadPlanner):
     def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
         self.calls.append(("commit_tensor", read_item.dest_index.fqn))
         super().commit_tensor(read_item, tensor)
+
+
+class Halving(DefaultSavePlanner):
+    """Saves some tensors in another type than the metadata say, as planners that convert do."""
+
+    def resolve_data(self, write_item: Any) -> Any:
+        data = super().resolve_data(write_item)
+        return data.half() if write_item.index.fqn.startswith("halved") else data
 
 
 class MemoryFiles:

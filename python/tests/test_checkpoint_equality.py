@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
-from checkpoint_support import DTYPES, VERSION, RecordingPlanner, in_world, leave, load_with, same, save, some_tensor
+from checkpoint_support import DTYPES, VERSION, Halving, RecordingPlanner, in_world, leave, load_with, same, save, some_tensor
 from shardfeed import ShardfeedError
 from shardfeed.checkpoint import Reader, _reader
 
@@ -448,14 +448,6 @@ def test_many_batches_through_little_memory(tmp_path: Path) -> None:
         memory_budget=10_000,
     )
     assert ours.reader.staged == 50
-
-
-class Halving(DefaultSavePlanner):
-    """Saves some tensors in another type than the metadata say, as planners that convert do."""
-
-    def resolve_data(self, write_item: Any) -> Any:
-        data = super().resolve_data(write_item)
-        return data.half() if write_item.index.fqn.startswith("halved") else data
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from shardfeed._native import checkpoint_memory_budget
 from shardfeed.checkpoint._items import Wanted
 from shardfeed.checkpoint._sources import Pending
 from shardfeed.checkpoint._workers import default_read_workers
@@ -52,21 +53,23 @@ class Ring:
 
 
 def ring_of(bytes_total: int, workers: int | None, memory_budget: int | None, buffer_bytes: int) -> Ring:
-    """How large a ring is that brings so much, has at most so many threads and holds at most so many bytes, or a single buffer.
+    """How large a ring is that brings so much, has at most so many threads and holds at most so many bytes, or what one thread needs.
 
-    A thread may hold two more than the buffer that it fills: one on the way from the disk, and one of what lies between rows.
+    A thread may hold two more than the buffer that it fills: one on the way from the disk, and one of what lies between rows. If nobody says
+    how many bytes, it is as many as other reads hold: most of what is available.
     """
     # What is in a buffer had no room in the one before. Smaller things than where parts begin take more of it; there, threads are as good as idle.
     fills = 1 + 2 * bytes_total // buffer_bytes
     threads = min(workers or _default_threads(), fills)
-    buffers = threads + _SPARE
-    if memory_budget is not None:
-        room = memory_budget // buffer_bytes
-        threads = max(1, min(threads, room // 3))
-        buffers = max(1, min(threads + _SPARE, room - 2 * threads))
+    room = (checkpoint_memory_budget() if memory_budget is None else memory_budget) // buffer_bytes
+    threads = max(1, min(threads, room // 3))
+    buffers = max(1, min(threads + _SPARE, room - 2 * threads))
     reads = buffers - min(_EMPTIED, buffers // 2)
     return Ring(min(threads, reads), buffers, reads)
 
+
+# Types that have as many bytes as an element.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 # Where parts begin in a buffer: as tensors do.
 _ALIGNMENT = 64
@@ -105,20 +108,25 @@ class CudaLane:
 
     def copy(self, pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
         # As `torch.cuda.stream` does it, which asks every time what is in use, and takes as long as the copies' beginning itself.
-        torch.cuda.set_stream(self._stream)
         try:
+            torch.cuda.set_stream(self._stream)
             for target, staging in pieces:
                 target.copy_(staging, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         finally:
-            for stream in self._before:
-                torch.cuda.set_stream(stream)
+            self._step_back()
         return event.synchronize
 
     def finish(self) -> None:
+        # Once more: a signal may have come between.
+        self._step_back()
         self._stream.synchronize()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def _step_back(self) -> None:
+        for stream in self._before:
+            torch.cuda.set_stream(stream)
 
 
 # Begins to read into memory.
@@ -136,7 +144,8 @@ def read_through_ring(
 ) -> None:
     """Reads parts of items into tensors of a lane's device, in their order: where tensors share memory, the last one stays.
 
-    `tell` hears of the bytes that are on their way to the device, and of the names of items that are complete.
+    `tell` hears of the bytes that are on their way to the device, and of the names of items that are complete. If anything fails, reads may
+    still be under way, which whoever can start them ends.
     """
     free: collections.deque[tuple[torch.Tensor, Callable[[], None]]] = collections.deque()
     made = 0
@@ -146,7 +155,7 @@ def read_through_ring(
         buffer, fill, staging, pending = under_way[0]
         pending.wait(None)
         under_way.popleft()
-        copied = lane.copy([(_as_stored(wanted, target), staged) for (wanted, target), staged in zip(fill.pieces, staging, strict=True)])
+        copied = lane.copy([_turned(wanted, target, staged) for (wanted, target), staged in zip(fill.pieces, staging, strict=True)])
         free.append((buffer, copied))
         tell(fill.bytes, fill.complete)
 
@@ -167,8 +176,6 @@ def read_through_ring(
         while under_way:
             hand_over()
     finally:
-        for _, _, _, pending in under_way:
-            pending.stop()
         lane.finish()
 
 
@@ -230,14 +237,17 @@ def _cut(buffer: torch.Tensor, fill: Sequence[Piece]) -> list[torch.Tensor]:
     return staging
 
 
-def _as_stored(wanted: Wanted, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with its dimensions as they lie in the file."""
+def _turned(wanted: Wanted, target: torch.Tensor, staged: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both with their dimensions as they lie in the file. As numbers of a type that every device can turn: not all can those of a few bits."""
     order = wanted.part.order if wanted.part is not None else None
-    return tensor if order is None else tensor.permute(order)
+    if order is None:
+        return target, staged
+    bits = _BITS[target.element_size()]
+    return target.permute(order).view(bits), staged.view(bits)
 
 
 def _as_meant(wanted: Wanted, stored: torch.Tensor) -> torch.Tensor:
-    """The other way round."""
+    """What lies as in the file, with its dimensions as they are meant."""
     order = wanted.part.order if wanted.part is not None else None
     return stored if order is None else stored.permute([order.index(dim) for dim in range(len(order))])
 

@@ -56,7 +56,7 @@ class Reader(FileSystemReader):
     `num_workers`: how many threads; chosen by cores, work and memory if nobody says.
     `verify`: compare the checksums that were stored with the items, and raise if anything differs. Torch never does.
     `memory_budget`: bytes that may be held besides the tensors; four fifths of what is available if nobody says. An item that has to be held
-    as a whole is, and on the way to a GPU one pinned buffer of 32 MiB, however little it is.
+    as a whole is, and on the way to a GPU one pinned buffer of 8 MiB and twice as much beside it, however little it is.
     `progress`: called with a `Progress` now and then, on the thread that loads; `True` for a bar on the terminal.
     `follow_links`: read files that are links to somewhere else, as those of Hugging Face's cache are; otherwise they are refused.
     `fs`: a file system, an object with the methods of torch's `FileSystemBase`, to read through, in threads.

@@ -115,7 +115,8 @@ class NativeSource:
 
     def threads(self, wanted: Iterable[Wanted], num_workers: int) -> NativeThreads:
         """So many threads that read parts of these items, which are all that they are ever asked for."""
-        return NativeThreads(self._path, wanted, {**self._options, "num_workers": num_workers})
+        options = {name: self._options[name] for name in ("use_parallel", "verify", "follow_links")}
+        return NativeThreads(self._path, wanted, {**options, "num_workers": num_workers})
 
     def remaining_transforms(self, wanted: Wanted) -> list[str]:
         transforms = wanted.transforms

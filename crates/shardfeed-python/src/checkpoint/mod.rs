@@ -9,7 +9,7 @@ mod threads; // many of them, one after another -> threads that stay
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use shardfeed::checkpoint::{
-    Dtype, default_read_workers, memory_aware_workers, object_bytes_max, optimal_workers,
+    Dtype, ReadOptions, default_read_workers, memory_aware_workers, object_bytes_max, optimal_workers,
 };
 
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -25,6 +25,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(described::metadata_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(reading::read_checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint_object_bytes_max, module)?)?;
+    module.add_function(wrap_pyfunction!(checkpoint_memory_budget, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint_read_workers, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint_workers, module)?)?;
     module.add_function(wrap_pyfunction!(checkpoint_workers_within_memory, module)?)
@@ -33,6 +34,11 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
 #[pyfunction]
 fn checkpoint_object_bytes_max(stored: u64) -> u64 {
     object_bytes_max(stored)
+}
+
+#[pyfunction]
+fn checkpoint_memory_budget() -> u64 {
+    ReadOptions::default().memory_bytes()
 }
 
 #[pyfunction]

@@ -30,7 +30,7 @@ struct Lot {
 #[pymethods]
 impl CheckpointThreads {
     #[new]
-    #[pyo3(signature = (path, files, chunks, *, num_workers, use_parallel=true, verify=false, memory_budget=None, follow_links=false))]
+    #[pyo3(signature = (path, files, chunks, *, num_workers, use_parallel=true, verify=false, follow_links=false))]
     #[allow(clippy::too_many_arguments)] // They are keywords there.
     fn new(
         python: Python<'_>,
@@ -40,15 +40,14 @@ impl CheckpointThreads {
         num_workers: usize,
         use_parallel: bool,
         verify: bool,
-        memory_budget: Option<u64>,
         follow_links: bool,
     ) -> PyResult<Self> {
         let metadata = described(files, chunks)?;
         let stop = Stop::new();
         let options = ReadOptions {
             use_parallel,
+            num_workers: Some(num_workers),
             verify,
-            memory_budget,
             stop: Some(stop.clone()),
             ..ReadOptions::default()
         };
@@ -85,11 +84,14 @@ impl CheckpointThreads {
     fn stored_orders(&self, python: Python<'_>, chunks: Vec<usize>) -> PyResult<Vec<Option<Vec<usize>>>> {
         let checkpoint = Arc::clone(&self.checkpoint);
         let chunks: Vec<(usize, usize)> = chunks.into_iter().map(|tensor| (tensor, 0)).collect();
-        interruptible::run(python, move || Ok(checkpoint.stored_orders(&chunks)))
+        let looked = interruptible::run(python, move || checkpoint.stored_orders(&chunks));
+        // Whoever wants to interrupt does not wait for those that look.
+        looked.inspect_err(|_| self.stop.stop())
     }
 
-    /// Ends the threads, once they have read what was started.
+    /// Ends the threads, and early what they read.
     fn close(&self) {
+        self.stop.stop();
         self.lots.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }

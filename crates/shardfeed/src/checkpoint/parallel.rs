@@ -22,7 +22,7 @@ const WHOLE_BYTES: u64 = 16 << 10;
 const WHOLE_BYTES_MOSTLY: u64 = 256 << 10;
 
 /// What to look where the elements of an item lie costs, in bytes that could be read instead.
-const LOOK_BYTES: u64 = 64 << 10;
+pub(crate) const LOOK_BYTES: u64 = 64 << 10;
 
 /// Reads on several threads: first what says where things lie, then the things, in the order of their files' bytes.
 pub(crate) fn read(
@@ -67,6 +67,16 @@ struct Job<'a> {
 pub(crate) struct Kept {
     worker: Mutex<Worker>,
     headers: Headers,
+}
+
+impl Kept {
+    /// Lets go of memory that only an unusually large item needed.
+    pub(crate) fn let_go_beyond(&mut self, bytes: u64) {
+        let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if worker.staging.len() as u64 > bytes {
+            worker.staging = Vec::new();
+        }
+    }
 }
 
 /// Everything that is wanted of an item.
@@ -541,12 +551,16 @@ impl Worker {
     /// A file that was written to while it was read has given a mixture. That is its own failure, not that of what is read next.
     fn settle(&mut self, job: &Job<'_>) {
         let Some((number, file)) = &mut self.file else { return };
-        job.bytes_read.fetch_add(std::mem::take(&mut file.bytes_read), Relaxed);
+        let bytes_read = std::mem::take(&mut file.bytes_read);
+        job.bytes_read.fetch_add(bytes_read, Relaxed);
         job.bytes_direct.fetch_add(std::mem::take(&mut file.bytes_direct), Relaxed);
         let facts = &job.checkpoint.files[*number as usize];
         if let Err(reason) = file.check(facts) {
-            let path = facts.path.clone();
-            self.changed.push(ItemFailure { path, item: String::new(), offset: 0, reason });
+            // What was read before was looked at then, and came with another read.
+            if bytes_read > 0 {
+                let path = facts.path.clone();
+                self.changed.push(ItemFailure { path, item: String::new(), offset: 0, reason });
+            }
             self.file = None;
         }
     }

@@ -6,7 +6,8 @@ use super::wanted::ReadPlan;
 use crate::error::Result;
 
 /// Reads one plan after another on the thread that asks, as one of many: what costs as much as a small read itself is done once. Its file
-/// stays open from one plan to the next, and so do its memory and the headers that it has seen.
+/// stays open from one plan to the next, and memory of a block and headers of safetensors files are kept. Each plan fails or
+/// succeeds by itself; that the file stayed what it was is asked at the end of each.
 pub struct PlanReader<'a> {
     checkpoint: &'a Checkpoint,
     options: ReadOptions,
@@ -24,6 +25,8 @@ impl Checkpoint {
 impl PlanReader<'_> {
     /// As [`Checkpoint::read_into`] does it.
     pub fn read_into(&mut self, plan: ReadPlan<'_>) -> Result<ReadStats> {
-        self.checkpoint.read_into_keeping(plan, &self.options, &self.kept)
+        let read = self.checkpoint.read_into_keeping(plan, &self.options, &self.kept);
+        self.kept.let_go_beyond(self.options.limits.block);
+        read
     }
 }

@@ -3,21 +3,26 @@ use std::cmp::Reverse;
 use super::bytes::FileBytes;
 use super::locate::{Headers, locate};
 use super::opened::Checkpoint;
-use super::options::DirectIo;
-use super::workers::default_read_workers;
+use super::options::{DirectIo, Stop};
+use super::parallel::LOOK_BYTES;
+use super::workers::workers_for;
+use crate::error::{Error, Result};
 use crate::parallel::map_in_parallel;
 
 impl Checkpoint {
     /// The dimensions of each of these chunks (by tensor and place in it), first those along which elements lie farthest apart in the file:
     /// whoever reads a chunk in pieces cuts it in this order, and no byte is read twice. `None` where that is the order they have anyway, and where
-    /// nobody can tell; what is wrong then is told by whoever reads it.
-    pub fn stored_orders(&self, chunks: &[(usize, usize)]) -> Vec<Option<Vec<usize>>> {
+    /// nobody can tell; what is wrong then is told by whoever reads it. With as many threads as a read; fails only if somebody stops it.
+    pub fn stored_orders(&self, chunks: &[(usize, usize)]) -> Result<Vec<Option<Vec<usize>>>> {
         let headers = Headers::default();
-        let look = |&(tensor, chunk): &(usize, usize)| {
-            Ok::<_, std::convert::Infallible>(self.stored_order(tensor, chunk, &headers))
-        };
-        let Ok(orders) = map_in_parallel(chunks, default_read_workers(), look);
-        orders
+        let options = &self.options;
+        let asked = if options.use_parallel { options.num_workers } else { Some(1) };
+        let bytes = (chunks.len() as u64).saturating_mul(LOOK_BYTES);
+        let threads = workers_for(asked, chunks.len(), bytes, LOOK_BYTES, || options.memory_bytes());
+        map_in_parallel(chunks, threads, |&(tensor, chunk)| {
+            options.stop.as_ref().map_or(Ok(()), Stop::check).map_err(Error::Invalid)?;
+            Ok(self.stored_order(tensor, chunk, &headers))
+        })
     }
 
     fn stored_order(&self, tensor: usize, chunk: usize, headers: &Headers) -> Option<Vec<usize>> {

@@ -1,6 +1,9 @@
 //! One plan after another on threads of one's own.
 
-use shardfeed::checkpoint::{Checkpoint, DirectIo, Dtype, ReadOptions, ReadPlan};
+use std::fs::File;
+use std::time::SystemTime;
+
+use shardfeed::checkpoint::{Checkpoint, DirectIo, Dtype, ReadOptions, ReadPlan, Stop};
 
 use crate::support::{copy_of, fixture_names, open, some_bytes, ways};
 use crate::writer::{Item, Writer};
@@ -46,9 +49,9 @@ fn two(directory: &std::path::Path) -> Vec<u8> {
 
 #[test]
 fn a_file_that_changes_between_two_plans_is_told_with_the_second() {
-    let dir = tempfile::tempdir().unwrap();
-    let bytes = two(dir.path());
     for direct_io in [DirectIo::Auto, DirectIo::Never] {
+        let dir = tempfile::tempdir().unwrap();
+        let bytes = two(dir.path());
         let options = ReadOptions { direct_io, ..ReadOptions::default() };
         let checkpoint = Checkpoint::open(dir.path()).unwrap().with_options(options);
         let mut reader = checkpoint.plan_reader();
@@ -66,16 +69,35 @@ fn a_file_that_changes_between_two_plans_is_told_with_the_second() {
         std::fs::write(&file, written).unwrap();
         // The file that is open is still the old one, whole; somebody else's is not.
         assert_eq!(read("t1").unwrap(), bytes);
-        let error = read("t0").unwrap_err().to_string();
+        let error = read("t0").map(drop).unwrap_err().to_string();
         assert!(error.contains("__0_0.distcp") && error.contains("changed after"), "{error}");
         assert_eq!(read("t1").unwrap(), bytes, "others are read on");
-        // While it is open: what was read may be a mixture.
-        let file = dir.path().join("__1_0.distcp");
-        let written = std::fs::read(&file).unwrap();
-        std::fs::write(&file, written).unwrap();
-        let error = read("t1").unwrap_err().to_string();
+        // While it is open: what was read may be a mixture. A clock that stands still for milliseconds must not hide it.
+        let file = File::options().write(true).open(dir.path().join("__1_0.distcp")).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        let error = read("t1").map(drop).unwrap_err().to_string();
         assert!(error.contains("__1_0.distcp") && error.contains("changed after"), "{error}");
     }
+}
+
+/// A file that a plan has nothing from is not its business, also if it is the one that is still open.
+#[test]
+fn a_plan_does_not_fail_for_the_file_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = two(dir.path());
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let mut reader = checkpoint.plan_reader();
+    let mut read = |name: &str| {
+        let mut memory = vec![0; 1 << 20];
+        let mut plan = ReadPlan::new();
+        plan.read(name, &mut memory);
+        reader.read_into(plan).map(|_| memory)
+    };
+    assert_eq!(read("t0").unwrap(), bytes);
+    let file = File::options().write(true).open(dir.path().join("__0_0.distcp")).unwrap();
+    file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    assert_eq!(read("t1").unwrap(), bytes);
+    assert!(read("t0").is_err());
 }
 
 #[test]
@@ -94,11 +116,15 @@ fn chunks_are_said_to_lie_as_they_were_written() {
     chunks.push((99, 0));
     chunks.push((0, 1));
     let expected: Vec<Option<Vec<usize>>> = orders.iter().map(|order| Some(order.to_vec())).collect();
-    let found = checkpoint.stored_orders(&chunks);
+    let found = checkpoint.stored_orders(&chunks).unwrap();
     assert_eq!(found[0], None, "its own order");
     assert_eq!(found[1..6], expected[1..]);
     assert_eq!(found[6..], [None, None], "there are none");
     // Of what cannot be looked at nobody can tell; whoever reads it is told why.
     std::fs::write(dir.path().join("__0_0.distcp"), b"something else").unwrap();
-    assert_eq!(checkpoint.stored_orders(&chunks), vec![None; 8]);
+    assert_eq!(checkpoint.stored_orders(&chunks).unwrap(), vec![None; 8]);
+    let stop = Stop::new();
+    stop.stop();
+    let stopped = checkpoint.with_options(ReadOptions { stop: Some(stop), ..ReadOptions::default() });
+    assert!(stopped.stored_orders(&chunks).unwrap_err().to_string().contains("stopped"));
 }
