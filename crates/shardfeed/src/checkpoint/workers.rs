@@ -70,9 +70,10 @@ fn group_left(root: &Path, line: &str) -> Option<u64> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
     let (base, limit, usage, cache) = match controllers {
-        "" => ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        "" => ("sys/fs/cgroup", "memory.max", "memory.current", ["inactive_file", "active_file"]),
         names if names.split(',').any(|name| name == "memory") => {
-            ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            let cache = ["total_inactive_file", "total_active_file"];
+            ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", cache)
         }
         _ => return None,
     };
@@ -82,10 +83,14 @@ fn group_left(root: &Path, line: &str) -> Option<u64> {
     while let Some(folder) = group.filter(|folder| folder.starts_with(&base)) {
         let number = |name: &str| std::fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
         if let (Some(limit), Some(usage)) = (number(limit), number(usage)) {
-            // The system drops cached files before it kills anybody.
+            // The system drops cached files before it kills anybody, also those that were read more than once.
             let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-            let cached = stat.lines().find_map(|line| line.strip_prefix(cache)?.trim().parse().ok());
-            let own = limit.saturating_sub(usage.saturating_sub(cached.unwrap_or(0)));
+            let of = |line: &str| {
+                let (name, bytes) = line.split_once(' ')?;
+                cache.contains(&name).then_some(bytes)?.trim().parse::<u64>().ok()
+            };
+            let cached = stat.lines().filter_map(of).fold(0, u64::saturating_add);
+            let own = limit.saturating_sub(usage.saturating_sub(cached));
             left = Some(left.map_or(own, |left| left.min(own)));
         }
         group = folder.parent().map(Path::to_owned);
@@ -132,7 +137,7 @@ mod tests {
         write("sys/fs/cgroup/job/task/memory.current", "5000\n");
         write("sys/fs/cgroup/job/memory.max", "600000\n");
         write("sys/fs/cgroup/job/memory.current", "200000\n");
-        write("sys/fs/cgroup/job/memory.stat", "anon 1\ninactive_file 50000\n");
+        write("sys/fs/cgroup/job/memory.stat", "anon 1\ninactive_file 30000\nactive_file 20000\n");
         assert_eq!(available_memory(root.path()), Some(450_000));
         // First version.
         write("proc/self/cgroup", "5:cpu:/x\n4:memory:/job\n");
