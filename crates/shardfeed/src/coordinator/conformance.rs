@@ -118,6 +118,9 @@ impl Pair<'_> {
                 let Answer::Read(found) = answer else { panic!("{answer:?}") };
                 let expected: Vec<Entry> =
                     self.memory.read(0, &keys).1.iter().map(|entry| self.translated(entry)).collect();
+                for entry in &expected {
+                    prop_assert_eq!(self.store.modified(&entry.key, PATIENCE).unwrap(), entry.modified);
+                }
                 prop_assert_eq!(found, expected);
             }
             Request::Write(txn) => match (self.memory.apply(0, &txn), answer) {

@@ -132,6 +132,24 @@ impl Store for EtcdStore {
         })
     }
 
+    fn modified(&self, key: &Key, patience: Duration) -> Result<u64, StoreError> {
+        let (shared, key) = (Arc::clone(&self.shared), *key);
+        self.wait(patience, async move {
+            let known = shared.revision.load(Relaxed);
+            let (server, mut client) = shared.client().await?;
+            // In a transaction: not from a server that was left behind. Without the value, which may be large, or not be ours to read.
+            let get = TxnOp::get(shared.path(&key), Some(GetOptions::new().with_keys_only()));
+            let found = client.txn(EtcdTxn::new().and_then([get])).await;
+            let found = found.map_err(|error| shared.failed(server, &error))?;
+            shared.check(known, found.header())?;
+            let pair = found.op_responses().into_iter().find_map(|response| match response {
+                TxnOpResponse::Get(found) => found.kvs().first().map(etcd_client::KeyValue::mod_revision),
+                _ => None,
+            });
+            Ok(pair.unwrap_or(0) as u64)
+        })
+    }
+
     fn watch(&self, keys: Keys, wake: Wake) -> Watch {
         let shared = Arc::clone(&self.shared);
         let runtime = self.runtime.as_ref().expect("not dropped");

@@ -78,6 +78,11 @@ impl Store for LocalStore {
         Ok(self.lock().time_to_live(now_ms(), lease))
     }
 
+    fn modified(&self, key: &Key, _patience: Duration) -> Result<u64, StoreError> {
+        let (_, entries) = self.lock().read(now_ms(), &[Keys::One(*key)]);
+        Ok(entries.first().map_or(0, |entry| entry.modified))
+    }
+
     fn watch(&self, keys: Keys, wake: Wake) -> Watch {
         let watcher = Arc::new(Watcher { keys, wake });
         self.watches.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&watcher));

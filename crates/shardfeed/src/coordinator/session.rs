@@ -484,18 +484,23 @@ impl Driver {
     }
 
     fn ask(&self, request: &Request) -> Answer {
-        let (answer, trouble) = match self.store.ask(request, self.patience()) {
-            Ok(answer) => (answer, None),
-            Err(StoreError::NotSent(reason)) => (Answer::NotSent, Some(reason)),
+        self.heard(self.store.ask(request, self.patience())).unwrap_or_else(|no_answer| no_answer)
+    }
+
+    /// Notes how the store does. What is not answered is an answer, too.
+    fn heard<T>(&self, answered: Result<T, StoreError>) -> Result<T, Answer> {
+        let (answer, trouble) = match answered {
+            Ok(answer) => (Ok(answer), None),
+            Err(StoreError::NotSent(reason)) => (Err(Answer::NotSent), Some(reason)),
             // Asking again is no use: those who wait are told.
             Err(StoreError::Denied(reason)) => {
                 let out = Out::Refused(reason.clone());
                 self.shared.note(|seen| {
                     seen.out.get_or_insert(out);
                 });
-                (Answer::NotSent, Some(reason))
+                (Err(Answer::NotSent), Some(reason))
             }
-            Err(StoreError::Unknown(reason)) => (Answer::Unknown, Some(reason)),
+            Err(StoreError::Unknown(reason)) => (Err(Answer::Unknown), Some(reason)),
         };
         self.shared.note(|seen| seen.trouble = trouble);
         answer
@@ -506,7 +511,8 @@ impl Driver {
         let rank = self.place.settings.rank;
         let Some(joined) = self.worker.joined() else { return false };
         let mut kept = std::mem::take(&mut self.kept);
-        let is_kept = kept.keep(rank, joined, state, |request| self.ask(request));
+        let modified = || self.heard(self.store.modified(&Key::Checkpoint(rank), self.patience())).ok();
+        let is_kept = kept.keep(rank, joined, state, modified, |request| self.ask(request));
         self.kept = kept;
         is_kept
     }

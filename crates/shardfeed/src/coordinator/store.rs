@@ -12,6 +12,9 @@ pub(crate) trait Store: Send + Sync {
     /// What a lease was granted for, and how much of it is left, in milliseconds; `None` if it ended.
     fn time_to_live(&self, lease: u64, patience: Duration) -> Result<Option<(u64, u64)>, StoreError>;
 
+    /// The change that a key was modified last by, whatever is kept there; 0 if it is not there.
+    fn modified(&self, key: &Key, patience: Duration) -> Result<u64, StoreError>;
+
     /// Calls `wake` when something changes among these keys, until what it returns is dropped. A hint: some changes may go
     /// unheard, others be told twice.
     fn watch(&self, keys: Keys, wake: Wake) -> Watch;

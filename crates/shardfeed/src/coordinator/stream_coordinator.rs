@@ -274,7 +274,17 @@ impl StreamCoordinator {
                 state.rank
             )));
         }
-        self.put(Key::Checkpoint(at), Value::Checkpoint(Box::new(state)))
+        let (key, value) = (Key::Checkpoint(at), Value::Checkpoint(Box::new(state)));
+        loop {
+            // After the one that is there: a request that is held up does not come after a later one.
+            let last = self.patiently(PATIENCE_MAX, |patience| self.store.modified(&key, patience))?;
+            let compares = vec![Compare::Modified(key, last)];
+            let puts = vec![(key, value.clone(), 0)];
+            let txn = Txn { compares, puts, ..Txn::default() };
+            if let Answer::Applied(_) = self.ask(&Request::Write(txn))? {
+                return Ok(());
+            }
+        }
     }
 
     /// Where a worker stood last.
