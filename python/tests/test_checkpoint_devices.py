@@ -51,6 +51,8 @@ class MemoryLane:
     def _copy_up_to(self, number: int) -> None:
         while self._done < number:
             for target, staging in self._late.popleft():
+                # Devices move anything, and turn numbers.
+                assert target.is_contiguous() and staging.is_contiguous() or target.dtype in _devices._BITS.values()
                 target.copy_(staging)
             self._done += 1
 
@@ -104,7 +106,8 @@ def test_slabs_divide_a_part() -> None:
         assert torch.equal(target, torch.ones_like(target)), "each element is in one piece"
 
 
-def test_a_ring_has_no_more_threads_and_memory_than_it_may() -> None:
+def test_a_ring_has_no_more_threads_and_memory_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_devices, "checkpoint_memory_budget", lambda: 1 << 40)
     dice = random.Random(5)
     for _ in range(20_000):
         workers = dice.choice([None, 1, 2, dice.randint(1, 100)])
@@ -469,9 +472,28 @@ def test_cuda_tensors_are_what_torch_reads_whatever_stream_is_in_use(tmp_path: P
                 tensor.copy_((tensor.double() - 5).to(tensor.dtype))
             reader = Reader(tmp_path)
             load_alone(reader, loaded)
+            assert torch.cuda.current_stream() == stream
             doubled = {name: tensor + tensor for name, tensor in loaded.items()}
         for name, tensor in stock.items():
             assert torch.equal(loaded[name].cpu(), tensor.cpu()), name
             assert torch.equal(doubled[name].cpu(), (tensor + tensor).cpu()), name
         assert (reader.staged, reader.fallbacks) == (0, 0)
         assert not wide[:, 1::2].any(), "nothing is written in between"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_gpu_turns_tensors_of_every_type(tmp_path: Path, dtype: torch.dtype) -> None:
+    saved = {"turned": some_tensor(dtype, (500, 800, 7)).permute(2, 0, 1), "sliced": some_tensor(dtype, (400, 500), 1)}
+    save(saved, tmp_path)
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8, device="cuda").view(dtype)
+
+    loaded = {"turned": zeros(7, 500, 800), "sliced": zeros(400, 1000)[:, ::2]}
+    reader = Reader(tmp_path)
+    load_alone(reader, loaded)
+    # As bytes: what else a GPU can do with a type is not the question.
+    numbers = _devices._BITS[dtype.itemsize]
+    assert all(bits(loaded[name].view(numbers)) == bits(tensor) for name, tensor in saved.items())
+    assert (reader.staged, reader.fallbacks) == (0, 0)

@@ -238,12 +238,15 @@ def _cut(buffer: torch.Tensor, fill: Sequence[Piece]) -> list[torch.Tensor]:
 
 
 def _turned(wanted: Wanted, target: torch.Tensor, staged: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both with their dimensions as they lie in the file. As numbers of a type that every device can turn: not all can those of a few bits."""
+    """Both with their dimensions as they lie in the file. What is not only moved is as numbers of a type that every device can turn: not all can
+    those of a few bits."""
     order = wanted.part.order if wanted.part is not None else None
-    if order is None:
+    if order is not None:
+        target = target.permute(order)
+    elif target.is_contiguous():
         return target, staged
     bits = _BITS[target.element_size()]
-    return target.permute(order).view(bits), staged.view(bits)
+    return target.view(bits), staged.view(bits)
 
 
 def _as_meant(wanted: Wanted, stored: torch.Tensor) -> torch.Tensor:
