@@ -138,20 +138,25 @@ fn read(
     let checkpoint = Checkpoint::open_described(path, metadata, opening)?.with_options(options);
     let mut stats = ReadStats::default();
     if !wishes.is_empty() {
-        stats = checkpoint.read_into(plan(wishes))?;
+        #[allow(unsafe_code)]
+        // SAFETY: the thread that runs this owns what keeps the memory alive, and lets go of it after the read (`read_checkpoint`).
+        let plan = unsafe { plan(wishes) };
+        stats = checkpoint.read_into(plan)?;
     }
     Ok((checkpoint.read_items(items)?, stats))
 }
 
-/// A plan of what goes where. The thread that reads it must own what keeps the memory alive until it is done.
-pub(super) fn plan(wishes: Vec<Wish>) -> ReadPlan<'static> {
+/// A plan of what goes where.
+///
+/// # Safety
+/// Whoever reads it keeps the memory alive until the plan is gone.
+#[allow(unsafe_code)] // See `memory::slice`.
+pub(super) unsafe fn plan(wishes: Vec<Wish>) -> ReadPlan<'static> {
     let mut plan = ReadPlan::new();
     for Wish { name, range, parts } in wishes {
-        #[allow(unsafe_code)]
-        // SAFETY: the caller says that these are elements of tensors, so each part lies in one allocation; ranges are joined only
-        // where they reach into each other, that is within one allocation; and so no two slices share a byte. The thread that
-        // runs this owns what keeps the tensors alive and lets go of it after the read, and Python's side waits for that before
-        // it uses them.
+        // SAFETY: who asked in Python said that these are elements of tensors, so each part lies in one allocation; ranges are joined only
+        // where they reach into each other, that is within one allocation; and so no two slices share a byte. Python's side waits for
+        // the end of the read before it uses them, and by the caller's word they are there until then.
         let memory = unsafe { memory::slice(range) };
         plan.read_parts(&name, parts, memory);
     }

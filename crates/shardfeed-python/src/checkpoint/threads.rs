@@ -102,7 +102,10 @@ fn work(checkpoint: &Checkpoint, waiting: &Mutex<Receiver<Lot>>) {
     loop {
         let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Lot { wishes, keep, tell }) = next else { return };
-        let result = reader.read_into(plan(wishes)).map(|stats| (Vec::new(), stats));
+        #[allow(unsafe_code)]
+        // SAFETY: `keep` keeps the memory alive, and is let go of below, when the plan has been read.
+        let plan = unsafe { plan(wishes) };
+        let result = reader.read_into(plan).map(|stats| (Vec::new(), stats));
         // What keeps the memory alive goes along, as in `read_checkpoint`. Nobody may be waiting any more.
         let _ = tell.send((result, keep));
     }

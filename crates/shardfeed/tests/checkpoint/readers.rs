@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::time::SystemTime;
 
-use shardfeed::checkpoint::{Checkpoint, DirectIo, Dtype, ReadOptions, ReadPlan, Stop};
+use shardfeed::checkpoint::{Checkpoint, DirectIo, Dtype, PlanReader, ReadOptions, ReadPlan, Stop};
 
 use crate::support::{copy_of, fixture_names, open, some_bytes, ways};
 use crate::writer::{Item, Writer};
@@ -47,6 +47,14 @@ fn two(directory: &std::path::Path) -> Vec<u8> {
     bytes
 }
 
+/// One of them, by a plan of its own.
+fn read(reader: &mut PlanReader<'_>, name: &str) -> shardfeed::Result<Vec<u8>> {
+    let mut memory = vec![0; 1 << 20];
+    let mut plan = ReadPlan::new();
+    plan.read(name, &mut memory);
+    reader.read_into(plan).map(|_| memory)
+}
+
 #[test]
 fn a_file_that_changes_between_two_plans_is_told_with_the_second() {
     for direct_io in [DirectIo::Auto, DirectIo::Never] {
@@ -55,12 +63,7 @@ fn a_file_that_changes_between_two_plans_is_told_with_the_second() {
         let options = ReadOptions { direct_io, ..ReadOptions::default() };
         let checkpoint = Checkpoint::open(dir.path()).unwrap().with_options(options);
         let mut reader = checkpoint.plan_reader();
-        let mut read = |name: &str| {
-            let mut memory = vec![0; 1 << 20];
-            let mut plan = ReadPlan::new();
-            plan.read(name, &mut memory);
-            reader.read_into(plan).map(|_| memory)
-        };
+        let mut read = |name: &str| read(&mut reader, name);
         assert_eq!(read("t0").unwrap(), bytes);
         let file = dir.path().join("__0_0.distcp");
         // Written again, the same bytes: nobody can know that they are.
@@ -87,12 +90,7 @@ fn a_plan_does_not_fail_for_the_file_of_another() {
     let bytes = two(dir.path());
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let mut reader = checkpoint.plan_reader();
-    let mut read = |name: &str| {
-        let mut memory = vec![0; 1 << 20];
-        let mut plan = ReadPlan::new();
-        plan.read(name, &mut memory);
-        reader.read_into(plan).map(|_| memory)
-    };
+    let mut read = |name: &str| read(&mut reader, name);
     assert_eq!(read("t0").unwrap(), bytes);
     let file = File::options().write(true).open(dir.path().join("__0_0.distcp")).unwrap();
     file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
