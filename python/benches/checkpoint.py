@@ -1,7 +1,7 @@
 """How fast is a checkpoint loaded into tensors? `python checkpoint.py [DIRECTORY] [--device cuda]`
 
 Saves 8 GiB of bfloat16 in 8 files (`--gib` for less) and loads them, from a warm page cache, into tensors of the device that are there already:
-with torch's own FileSystemReader and with `shardfeed.checkpoint.Reader`, in turn in one run; beside plain parallel reads of the same bytes
+with torch's own FileSystemReader and with `shardfeed.checkpoint.Reader`, also comparing checksums, in turn in one run; beside plain parallel reads of the same bytes
 into memory that was touched before and, for a GPU, copies from pinned memory. Prints a line for each: the best of all rounds, and what that is of
 the first.
 """
@@ -99,6 +99,7 @@ def main() -> None:
             "plain parallel reads": plain_reads(directory, arguments.workers or os.cpu_count() or 1),
             "torch's FileSystemReader": load(lambda: dcp.FileSystemReader(directory)),
             "shardfeed's Reader": load(lambda: Reader(directory, num_workers=arguments.workers)),
+            "the same, verify=True": load(lambda: Reader(directory, num_workers=arguments.workers, verify=True)),
         }
         if device.type == "cuda":
             ways["copies from pinned memory"] = pinned_copies(state)

@@ -62,6 +62,12 @@ def save(state: dict[str, Any], path: Path, **options: Any) -> Path:
     return path
 
 
+def item_of(path: Path, name: str) -> Any:
+    """Where the first part of it lies."""
+    stored = Reader(path).read_metadata().storage_data
+    return next(info for index, info in stored.items() if index.fqn == name)
+
+
 def bits(tensor: torch.Tensor) -> bytes:
     """A tensor's elements, row by row, as bytes."""
     # Not `contiguous`, which leaves a single element with whatever stride it has.

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from checkpoint_support import MemoryFiles, RecordingPlanner, load_with, save
+from checkpoint_support import MemoryFiles, RecordingPlanner, item_of, load_with, save
 from shardfeed import ShardfeedError
 from shardfeed.checkpoint import Progress, Reader, inspect, load
 
@@ -34,11 +34,6 @@ PACKAGE = str(Path(shardfeed.__file__).parents[1])
 def cause(error: BaseException | None) -> BaseException:
     assert isinstance(error, CheckpointException), error
     return error.failures[0][0]
-
-
-def item_of(path: Path, name: str) -> Any:
-    stored = Reader(path).read_metadata().storage_data
-    return next(info for index, info in stored.items() if index.fqn == name)
 
 
 @pytest.mark.parametrize("planner", [None, RecordingPlanner])

@@ -196,8 +196,6 @@ class Reader(FileSystemReader):
         num_workers: int | None,
     ) -> None:
         """All targets are found first; what can go straight into them does, and the rest follows in order."""
-        # Whatever is asked for of an item.
-        are_read_whole = self.verify or not use_parallel
         # Straight to memory, or to a device.
         straight: list[tuple[Wanted, torch.Tensor, Route]] = []
         rest: list[Entry] = []
@@ -212,8 +210,8 @@ class Reader(FileSystemReader):
             if part is not None and target.size() != part.sizes:
                 raise _mismatch(item, target.size(), torch.Size(part.sizes))
             route = route_of(target, part)
-            if route is Route.PINNED and (item.transforms or are_read_whole and item.info.length > BUFFER_BYTES):
-                # It would be decompressed, read or compared as a whole for each of its pieces.
+            if route is Route.PINNED and (item.transforms or not use_parallel and item.info.length > BUFFER_BYTES):
+                # It would be decompressed or read as a whole for each of its pieces.
                 route = Route.STAGED
             if route in (Route.DIRECT, Route.PINNED):
                 straight.append((item, target, route))
@@ -271,6 +269,7 @@ class Reader(FileSystemReader):
             looked_at = iter(threads.looked_at([wanted for wanted, _ in pieces if _bytes(wanted) >= LOOK_BYTES]))
             ordered = [(next(looked_at) if _bytes(wanted) >= LOOK_BYTES else wanted, target) for wanted, target in pieces]
             read_through_ring(ordered, CudaLane(device), threads.start, tracker.finish, ring=ring, buffer_bytes=BUFFER_BYTES)
+            threads.compare_rest()
 
     def _read_in_order(self, entries: list[Entry], planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
         """Items are read ahead, some at a time, and handed over one by one."""

@@ -179,6 +179,14 @@ class NativeThreads:
             for one, order in zip(wanted, orders, strict=True)
         ]
 
+    def compare_rest(self) -> None:
+        """Where checksums are compared: those of what is not complete when everything was read that somebody wants."""
+        try:
+            self._threads.compare_rest()
+        except ShardfeedError as error:
+            _raise_if_missing(error, self._path, self._files)
+            raise
+
     def close(self) -> None:
         self._threads.close()
 

@@ -13,6 +13,7 @@ mod safetensors; // a header         -> tensors and their bytes
 mod placement; // elements in memory -> whether they lie over each other
 mod copying; // a box of a chunk     -> strided runs of bytes, from where to where
 mod runs; // many copies            -> reads: sorted, joined, split
+mod summing; // bytes in pieces      -> their checksum, each byte looked at once
 
 pub use copying::{Copying, Dim, Fix};
 pub use cover::{Cover, Part, cover, overlapping};
@@ -25,4 +26,5 @@ pub use pickle::{Global, Id, Made, Node, Object, Pickle, PickleError};
 pub use placement::{Placed, Placement};
 pub use runs::{Piece, Run, RunLimits, plan_runs};
 pub use safetensors::{HEADER_BYTES_MAX, SafetensorsEntry, SafetensorsHeader};
+pub use summing::Summing;
 pub use zip::{Record, ZipError, ZipItem};

@@ -22,6 +22,8 @@ pub struct Piece {
     pub file: u32,
     /// The destination, by its number.
     pub destination: u32,
+    /// What it is a piece of, by a number of the asker's own.
+    pub item: u32,
     /// Which bytes go where; the source is counted from the beginning of the file.
     pub copying: Copying,
     /// What has to be done to them there.
@@ -62,9 +64,9 @@ fn plan_within(wanted: Vec<Piece>, mut limits: RunLimits, places_max: u64) -> (V
         limits.gap = limits.gap.saturating_mul(2).max(4096);
     }
     let mut pieces = Vec::with_capacity(wanted.len());
-    for Piece { file, destination, copying, fix } in wanted {
+    for Piece { file, destination, item, copying, fix } in wanted {
         copying.split(limits.block, limits.gap, &mut |copying| {
-            pieces.push(Piece { file, destination, copying, fix });
+            pieces.push(Piece { file, destination, item, copying, fix });
         });
     }
     pieces.sort_by_key(|piece| (piece.file, piece.copying.from));
@@ -116,7 +118,8 @@ mod tests {
     }
 
     fn plain(file: u32, from: u64, unit: u64) -> Piece {
-        Piece { file, destination: 0, copying: Copying { from, to: 0, unit, dims: vec![] }, fix: None }
+        let copying = Copying { from, to: 0, unit, dims: vec![] };
+        Piece { file, destination: 0, item: 0, copying, fix: None }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use shardfeed::checkpoint::{Checkpoint, OpenOptions, ReadOptions, Stop};
+use shardfeed::checkpoint::{Checkpoint, Checksums, OpenOptions, PlanReader, ReadOptions, Stop};
 
 use super::reading::{CheckpointRead, Chunk, Handed, PartTo, Wish, described, plan, wishes};
 use crate::interruptible;
@@ -15,6 +15,7 @@ use crate::interruptible;
 #[pyclass(frozen, module = "shardfeed._native")]
 pub(crate) struct CheckpointThreads {
     checkpoint: Arc<Checkpoint>,
+    checksums: Arc<Checksums>,
     stop: Stop,
     /// None once nobody will start anything any more.
     lots: Mutex<Option<Sender<Lot>>>,
@@ -54,17 +55,19 @@ impl CheckpointThreads {
         let opening = OpenOptions { follow_links, ..OpenOptions::default() };
         let open = move || Checkpoint::open_described(path, metadata, &opening);
         let checkpoint = Arc::new(interruptible::run(python, open)?.with_options(options));
+        let checksums = Arc::new(Checksums::default());
         let (lots, waiting) = channel();
         let waiting = Arc::new(Mutex::new(waiting));
         for _ in 0..num_workers.max(1) {
-            let (checkpoint, waiting) = (Arc::clone(&checkpoint), Arc::clone(&waiting));
-            let work = move || work(&checkpoint, &waiting);
+            let (checkpoint, checksums) = (Arc::clone(&checkpoint), Arc::clone(&checksums));
+            let waiting = Arc::clone(&waiting);
+            let work = move || work(&mut checkpoint.plan_reader_with(&checksums), &waiting);
             let started = std::thread::Builder::new().name("shardfeed-read".to_owned()).spawn(work);
             started.map_err(|error| {
                 PyRuntimeError::new_err(format!("cannot start a thread to read with: {error}"))
             })?;
         }
-        Ok(Self { checkpoint, stop, lots: Mutex::new(Some(lots)) })
+        Ok(Self { checkpoint, checksums, stop, lots: Mutex::new(Some(lots)) })
     }
 
     /// Has a thread read parts of chunks, as `read_checkpoint` does, after everything that was started before. To stop one stops all.
@@ -89,6 +92,13 @@ impl CheckpointThreads {
         looked.inspect_err(|_| self.stop.stop())
     }
 
+    /// Compares what is left when everything has been read: see `Checkpoint::compare_rest`.
+    fn compare_rest(&self, python: Python<'_>) -> PyResult<()> {
+        let (checkpoint, checksums) = (Arc::clone(&self.checkpoint), Arc::clone(&self.checksums));
+        let compared = interruptible::run(python, move || checkpoint.compare_rest(&checksums));
+        compared.inspect_err(|_| self.stop.stop())
+    }
+
     /// Ends the threads, and early what they read.
     fn close(&self) {
         self.stop.stop();
@@ -97,8 +107,7 @@ impl CheckpointThreads {
 }
 
 /// What each thread does until nobody can start anything any more.
-fn work(checkpoint: &Checkpoint, waiting: &Mutex<Receiver<Lot>>) {
-    let mut reader = checkpoint.plan_reader();
+fn work(reader: &mut PlanReader<'_>, waiting: &Mutex<Receiver<Lot>>) {
     loop {
         let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Lot { wishes, keep, tell }) = next else { return };

@@ -3,15 +3,18 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use shardfeed_plan::checkpoint::{Dtype, HEADER_BYTES_MAX, RunLimits, StoredTensor};
 
 use super::bytes::make_room;
+use super::checksums::Checksums;
 use super::number::cast;
 use super::opened::Checkpoint;
 use super::options::{DirectIo, ReadOptions, Stop, TellProgress, Telling};
-use super::slabs::{for_each_piece, is_packed};
+use super::parallel::Kept;
+use super::slabs::for_each_piece;
 use super::wanted::{Asked, ReadPlan};
 use crate::error::{Error, Result};
 use crate::parallel::{default_threads, map_in_parallel};
@@ -113,7 +116,12 @@ pub fn convert_checkpoint(
     let stop = options.stop.clone().or_else(|| checkpoint.options.stop.clone());
     let reading = ReadOptions { verify, stop, ..checkpoint.options.clone() };
     let telling = Telling::new(converted.bytes, options.progress.as_ref());
-    Writer { checkpoint, options, reading, telling }.write(&unfinished.0, &converted.files, &files)?;
+    let checksums = Arc::new(Checksums::default());
+    Writer { checkpoint, options, reading, checksums, telling }.write(
+        &unfinished.0,
+        &converted.files,
+        &files,
+    )?;
     if files.len() > 1 {
         write_index(&unfinished.0, &converted, &files)?;
     }
@@ -312,6 +320,7 @@ struct Writer<'a> {
     checkpoint: &'a Checkpoint,
     options: &'a ConvertOptions,
     reading: ReadOptions,
+    checksums: Arc<Checksums>,
     telling: Telling<'a>,
 }
 
@@ -339,12 +348,6 @@ impl Writer<'_> {
             create().map_err(|error| Error::io(&path, "write it", error))?;
             opened.push((path, header.len() as u64));
         }
-        if self.reading.verify {
-            let all: Vec<&Chosen<'_>> = files.iter().flatten().collect();
-            map_in_parallel(&all, default_threads(), |chosen| {
-                self.checkpoint.check_chunks(chosen.tensor, &self.reading)
-            })?;
-        }
         let mut slabs = Vec::new();
         for ((path, header), tensors) in opened.iter().zip(files) {
             let mut start = *header;
@@ -361,6 +364,7 @@ impl Writer<'_> {
             }
         }
         self.copy_all(&slabs)?;
+        self.checkpoint.compare_rest_with(&self.checksums, &self.reading)?;
         for (path, _) in &opened {
             self.go_on()?;
             let sync = || File::open(path)?.sync_all();
@@ -404,9 +408,10 @@ impl Writer<'_> {
             num_workers: Some(1),
             limits,
             direct_io: DirectIo::Never,
-            ..self.reading.of_pieces(is_packed(tensor))
+            ..self.reading.of_pieces()
         };
-        self.checkpoint.read_into_with(plan, &options)?;
+        let kept = Kept::sharing(Arc::clone(&self.checksums));
+        self.checkpoint.read_into_keeping(plan, &options, &kept)?;
         if dtype != tensor.dtype {
             let mut numbers = Vec::new();
             make_room(&mut numbers, count * dtype.bytes())

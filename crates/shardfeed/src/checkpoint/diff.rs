@@ -1,12 +1,15 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use shardfeed_plan::checkpoint::{Cover, Dtype, Fix, StoredTensor};
 
 use super::bytes::FileBytes;
+use super::checksums::Checksums;
 use super::locate::{Headers, locate};
 use super::number::for_each_number;
 use super::opened::Checkpoint;
 use super::options::{DirectIo, TellProgress, Telling};
+use super::parallel::Kept;
 use super::slabs::{for_each_piece, is_packed};
 use super::verify::records_of;
 use super::wanted::Asked;
@@ -171,20 +174,19 @@ fn compare(
     {
         return Ok(Outcome::SameByChecksum);
     }
-    for (checkpoint, tensor) in [(first, one), (second, other)] {
-        if checkpoint.options.verify {
-            checkpoint.check_chunks(tensor, &checkpoint.options)?;
-        }
-    }
     let mut distance = Distance::default();
+    let seen = [(); 2].map(|()| Arc::new(Checksums::default()));
     for_each_piece(divided(one, other), SLAB_BYTES, &mut |ranges| {
-        let read = |checkpoint: &Checkpoint, tensor| {
-            let options = checkpoint.options.of_pieces(is_packed(tensor));
-            checkpoint.read_with(&one.name, Asked::Piece(ranges.to_vec()), &options)
+        let read = |checkpoint: &Checkpoint, seen: &Arc<Checksums>| {
+            let kept = Kept::sharing(Arc::clone(seen));
+            let asked = Asked::Piece(ranges.to_vec());
+            checkpoint.read_with(&one.name, asked, &checkpoint.options.of_pieces(), &kept)
         };
-        distance.add(one.dtype, &read(first, one)?.bytes, &read(second, other)?.bytes);
+        distance.add(one.dtype, &read(first, &seen[0])?.bytes, &read(second, &seen[1])?.bytes);
         Ok(())
     })?;
+    first.compare_rest(&seen[0])?;
+    second.compare_rest(&seen[1])?;
     if distance.different == 0 {
         return Ok(Outcome::Same);
     }

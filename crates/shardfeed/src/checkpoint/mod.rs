@@ -35,6 +35,7 @@ mod locate; // an item                -> how its tensor lies in its file
 mod destination; // memory            -> windows that threads write to
 mod wanted; // what users ask for     -> parts of chunks, and where they go
 mod sequential; // the same, one after another: what the other is compared with
+mod checksums; // items in parts       -> compared when all of their bytes have come
 mod parallel; // wanted parts         -> reads on threads
 mod read; // names                    -> tensors
 mod stored_order; // chunks              -> their dimensions as they lie in files
@@ -48,6 +49,7 @@ mod convert; // a checkpoint         -> safetensors files
 mod sample; // a small checkpoint, for the demo, the examples and the tests
 
 pub use crate::failures::{Failures, ItemFailure};
+pub use checksums::Checksums;
 pub use convert::{ConvertOptions, Converted, convert_checkpoint};
 pub use diff::{CheckpointDiff, Difference, DifferenceKind, diff_checkpoints};
 

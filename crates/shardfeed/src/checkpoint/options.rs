@@ -14,7 +14,7 @@ pub struct ReadOptions {
     pub use_parallel: bool,
     /// How many threads; chosen by cores, work and memory if nobody says.
     pub num_workers: Option<usize>,
-    /// Compare the checksums that were stored with the items. Costs a second look at every byte.
+    /// Compare the checksums that were stored with the items. Of items that are wanted in part, the rest is read for it, too.
     pub verify: bool,
     /// Bytes that may be held besides the destinations; four fifths of what is available if nobody says.
     pub memory_budget: Option<u64>,
@@ -35,9 +35,9 @@ impl ReadOptions {
     }
 
     /// The same for somebody who reads all pieces of a tensor, one after another: nothing for which an item would be read as a whole for each of
-    /// its pieces. Checksums are for `Checkpoint::check_chunks`, but for those of what is read as a whole anyway.
-    pub(crate) fn of_pieces(&self, are_whole: bool) -> Self {
-        Self { use_parallel: true, verify: self.verify && are_whole, progress: None, ..self.clone() }
+    /// its pieces.
+    pub(crate) fn of_pieces(&self) -> Self {
+        Self { use_parallel: true, progress: None, ..self.clone() }
     }
 }
 

@@ -1,15 +1,16 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use shardfeed_plan::checkpoint::{Copying, Fix, Piece, Run, StoredChunk, StoredTensor, ZipItem, plan_runs};
 
 use super::bytes::{BOUNCE_BYTES, FileBytes, make_room};
+use super::checksums::{Checksum, Checksums};
 use super::destination::Destinations;
 use super::locate::{Headers, Located, locate, locate_in};
 use super::opened::Checkpoint;
 use super::options::{ReadOptions, Stop, Telling};
-use super::read::{ReadStats, check_crc, compare_crc, decoded_bytes_max};
+use super::read::{ReadStats, check_crc, decoded_bytes_max};
 use super::undo::undo;
 use super::wanted::{Wanted, bytes_wanted};
 use super::workers::workers_for;
@@ -45,6 +46,18 @@ pub(crate) fn read(
     Ok(job.stats())
 }
 
+/// Reads what nobody wanted of items that were read in parts, for their checksums.
+pub(crate) fn read_rest(
+    checkpoint: &Checkpoint,
+    checksums: &Checksums,
+    options: &ReadOptions,
+) -> Result<(), Vec<ItemFailure>> {
+    let (nowhere, kept) = (Destinations::new(std::iter::empty()), Kept::default());
+    let job = Job::new(checkpoint, &nowhere, &[], Vec::new(), options, &kept);
+    let asked = if options.use_parallel { options.num_workers } else { Some(1) };
+    job.read_rest(&checksums.all(), asked)
+}
+
 /// A read that is under way.
 struct Job<'a> {
     checkpoint: &'a Checkpoint,
@@ -52,6 +65,7 @@ struct Job<'a> {
     names: &'a [String],
     options: &'a ReadOptions,
     kept: &'a Kept,
+    checksums: Arc<Checksums>,
     /// Bytes that each destination still waits for.
     left: Vec<AtomicU64>,
     bytes: AtomicU64,
@@ -67,9 +81,15 @@ struct Job<'a> {
 pub(crate) struct Kept {
     worker: Mutex<Worker>,
     headers: Headers,
+    /// If somebody shares them, who reads on until they can be compared.
+    checksums: Option<Arc<Checksums>>,
 }
 
 impl Kept {
+    pub(crate) fn sharing(checksums: Arc<Checksums>) -> Self {
+        Self { checksums: Some(checksums), ..Self::default() }
+    }
+
     /// Lets go of memory that only an unusually large item needed.
     pub(crate) fn let_go_beyond(&mut self, bytes: u64) {
         let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -94,8 +114,8 @@ enum Task {
     Run(Run),
 }
 
-/// What has to be copied from where to where, and the bytes that the elements of each item lie in.
-type Pieces = (Vec<Piece>, Vec<Range<u64>>);
+/// What has to be copied from where to where, and the checksum of each item, where one was recorded and is to be compared.
+type Pieces = (Vec<Piece>, Vec<Option<Arc<Checksum>>>);
 
 /// One thread's file and memory.
 #[derive(Default)]
@@ -103,8 +123,8 @@ struct Worker {
     file: Option<(u32, FileBytes)>,
     bounce: Vec<u8>,
     staging: Vec<u8>,
-    /// Files that were written to while this one read them, once they are closed.
-    changed: Vec<ItemFailure>,
+    /// What was found to be wrong with what had been read: other checksums; files that were written to meanwhile, once they are closed.
+    found: Vec<ItemFailure>,
 }
 
 impl<'a> Job<'a> {
@@ -125,6 +145,7 @@ impl<'a> Job<'a> {
             names,
             options,
             kept,
+            checksums: kept.checksums.clone().unwrap_or_default(),
             left: left.into_iter().map(AtomicU64::new).collect(),
             bytes: AtomicU64::new(0),
             telling: Telling::new(bytes_total, options.progress.as_ref()),
@@ -166,7 +187,7 @@ impl<'a> Job<'a> {
             wanted,
         });
         let (whole, parts): (Vec<Item>, Vec<Item>) = items.partition(|item| self.is_whole(item));
-        let (pieces, places) = self.locate(&parts, num_workers)?;
+        let (pieces, checksums) = self.locate(&parts, num_workers)?;
         let (pieces, runs) = plan_runs(pieces, self.options.limits);
         let mut tasks = self.blocks(&whole);
         tasks.extend(runs.into_iter().map(Task::Run));
@@ -181,14 +202,50 @@ impl<'a> Job<'a> {
             }
             Task::Run(run) => {
                 let own = &pieces[run.pieces.clone()];
-                let told = |run: &Run, piece: &Piece, reason| {
-                    self.run_failure(run, piece, parts.iter().zip(&places), reason)
-                };
-                match self.read_run(worker, run, own) {
-                    Err(_) if own.len() > 1 && self.goes_on() => self.read_apart(worker, own, told),
-                    read => read.map_err(|reason| vec![told(run, &own[0], reason)]),
+                let told = |piece: &Piece, reason| self.failure(&parts[piece.item as usize], reason);
+                match self.read_run(worker, run, own, &checksums) {
+                    Err(_) if own.len() > 1 && self.goes_on() => {
+                        self.read_apart(worker, own, &checksums, told)
+                    }
+                    read => read.map_err(|reason| vec![told(&own[0], reason)]),
                 }
             }
+        })?;
+        if self.kept.checksums.is_some() {
+            return Ok(());
+        }
+        let checksums: Vec<Arc<Checksum>> = checksums.into_iter().flatten().collect();
+        self.read_rest(&checksums, num_workers)
+    }
+
+    /// What of items was not wanted, for their checksums.
+    fn read_rest(
+        &self,
+        checksums: &[Arc<Checksum>],
+        num_workers: Option<usize>,
+    ) -> Result<(), Vec<ItemFailure>> {
+        let block = self.options.limits.block.max(1);
+        let mut rest: Vec<(&Checksum, Range<u64>)> = Vec::new();
+        for checksum in checksums {
+            for range in checksum.rest() {
+                let starts = (range.start..range.end).step_by(block as usize);
+                rest.extend(starts.map(|start| (&**checksum, start..range.end.min(start + block))));
+            }
+        }
+        rest.sort_by_key(|(checksum, range)| (checksum.file, range.start));
+        let bytes = rest.iter().map(|(_, range)| range.end - range.start).sum();
+        let each = block.min(bytes) + BOUNCE_BYTES;
+        let workers = workers_for(num_workers, rest.len(), bytes, each, || self.options.memory_bytes());
+        self.workers.fetch_max(workers, Relaxed);
+        self.on_workers(&rest, workers, |worker, (checksum, range)| {
+            self.reads.fetch_add(1, Relaxed);
+            let mut staging = std::mem::take(&mut worker.staging);
+            let len = (range.end - range.start) as usize;
+            let looked = make_room(&mut staging, len as u64)
+                .and_then(|()| worker.open(self, checksum.file)?.read(range.start, &mut staging[..len]))
+                .and_then(|()| checksum.look_at(range.start, &staging[..len]));
+            worker.staging = staging;
+            looked.map_err(|reason| vec![self.checksum_failure(checksum, reason)])
         })
     }
 
@@ -210,12 +267,10 @@ impl<'a> Job<'a> {
     fn locate(&self, items: &[Item<'_>], num_workers: Option<usize>) -> Result<Pieces, Vec<ItemFailure>> {
         let found: Vec<OnceLock<Located>> = items.iter().map(|_| OnceLock::new()).collect();
         let numbers: Vec<usize> = (0..items.len()).collect();
-        // One read each, or two: threads pay where there are many, or where all that was saved is looked at.
-        let verified =
-            if self.options.verify { items.iter().map(|item| item.chunk.item.length).sum() } else { 0 };
-        let bytes = (items.len() as u64).saturating_mul(LOOK_BYTES).max(verified);
-        let each = if self.options.verify { BOUNCE_BYTES } else { LOOK_BYTES };
-        let workers = workers_for(num_workers, items.len(), bytes, each, || self.options.memory_bytes());
+        // One read each, or two: threads pay where there are many.
+        let bytes = (items.len() as u64).saturating_mul(LOOK_BYTES);
+        let workers =
+            workers_for(num_workers, items.len(), bytes, LOOK_BYTES, || self.options.memory_bytes());
         self.workers.fetch_max(workers, Relaxed);
         self.on_workers(&numbers, workers, |worker, &number| {
             let item = &items[number];
@@ -223,37 +278,31 @@ impl<'a> Job<'a> {
             found[number].get_or_init(|| located);
             Ok(())
         })?;
-        let (mut pieces, mut places) = (Vec::new(), Vec::new());
-        for (item, located) in items.iter().zip(&found) {
+        let (mut pieces, mut checksums) = (Vec::new(), Vec::new());
+        for (number, (item, located)) in items.iter().zip(&found).enumerate() {
             let located = located.get().expect("all were found, or it failed");
-            places.push(located.view.data.clone());
+            let file = item.chunk.item.file;
+            let place = (item.wanted[0].tensor, item.wanted[0].chunk);
+            let is_compared = self.options.verify;
+            checksums.push(is_compared.then(|| self.checksums.of(place, file, located)).flatten());
             for want in item.wanted {
                 pieces.push(Piece {
-                    file: item.chunk.item.file,
+                    file,
                     destination: want.destination,
+                    item: number as u32,
                     copying: Copying::new(&located.view, &want.part, &want.placement),
                     fix: Fix::of(&located.view),
                 });
             }
         }
-        Ok((pieces, places))
+        Ok((pieces, checksums))
     }
 
     fn locate_one(&self, worker: &mut Worker, item: &Item<'_>) -> Result<Located, String> {
         let facts = &self.checkpoint.files[item.chunk.item.file as usize];
         let file = worker.open(self, item.chunk.item.file)?;
-        let located = locate(
-            item.tensor,
-            item.chunk,
-            self.checkpoint.found.is_raw,
-            file,
-            facts.len,
-            &self.kept.headers,
-        )?;
-        if self.options.verify && located.crc.is_some() {
-            compare_crc(located.crc, file.checksum(located.view.data.clone())?)?;
-        }
-        Ok(located)
+        let is_raw = self.checkpoint.found.is_raw;
+        locate(item.tensor, item.chunk, is_raw, file, facts.len, &self.kept.headers)
     }
 
     /// Items that are read as a whole, neighbours together.
@@ -316,13 +365,14 @@ impl<'a> Job<'a> {
         &self,
         worker: &mut Worker,
         pieces: &[Piece],
-        told: impl Fn(&Run, &Piece, String) -> ItemFailure,
+        checksums: &[Option<Arc<Checksum>>],
+        told: impl Fn(&Piece, String) -> ItemFailure,
     ) -> Result<(), Vec<ItemFailure>> {
         each(pieces, |piece| {
             let (pieces, runs) = plan_runs(vec![piece.clone()], self.options.limits);
             runs.iter().try_for_each(|run| {
-                let read = self.read_run(worker, run, &pieces[run.pieces.clone()]);
-                read.map_err(|reason| vec![told(run, piece, reason)])
+                let read = self.read_run(worker, run, &pieces[run.pieces.clone()], checksums);
+                read.map_err(|reason| vec![told(piece, reason)])
             })
         })
     }
@@ -363,7 +413,13 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    fn read_run(&self, worker: &mut Worker, run: &Run, pieces: &[Piece]) -> Result<(), String> {
+    fn read_run(
+        &self,
+        worker: &mut Worker,
+        run: &Run,
+        pieces: &[Piece],
+        checksums: &[Option<Arc<Checksum>>],
+    ) -> Result<(), String> {
         self.reads.fetch_add(1, Relaxed);
         let len = (run.range.end - run.range.start) as usize;
         if let ([piece], true) = (pieces, run.is_direct) {
@@ -373,6 +429,7 @@ impl<'a> Job<'a> {
             let window =
                 unsafe { self.destinations.window(piece.destination as usize, to..to + piece.copying.unit) };
             worker.open(self, run.file)?.read(run.range.start, window)?;
+            self.look_at(worker, pieces, checksums, run.range.start, window);
             self.came(piece.destination, piece.copying.unit);
             return Ok(());
         }
@@ -380,12 +437,30 @@ impl<'a> Job<'a> {
         let read = make_room(&mut staging, len as u64)
             .and_then(|()| worker.open(self, run.file)?.read(run.range.start, &mut staging[..len]));
         if read.is_ok() {
+            self.look_at(worker, pieces, checksums, run.range.start, &staging[..len]);
             for piece in pieces {
                 self.copy(&staging[..len], run.range.start, &piece.copying, piece.fix, piece.destination);
             }
         }
         worker.staging = staging;
         read
+    }
+
+    /// Sums bytes that were read, for the items that they are pieces of.
+    fn look_at(
+        &self,
+        worker: &mut Worker,
+        pieces: &[Piece],
+        checksums: &[Option<Arc<Checksum>>],
+        start: u64,
+        bytes: &[u8],
+    ) {
+        for pieces in pieces.chunk_by(|one, other| one.item == other.item) {
+            let Some(checksum) = &checksums[pieces[0].item as usize] else { continue };
+            if let Err(reason) = checksum.look_at(start, bytes) {
+                worker.found.push(self.checksum_failure(checksum, reason));
+            }
+        }
     }
 
     /// Copies from bytes that begin at `start` of what the source's places are counted in.
@@ -417,26 +492,10 @@ impl<'a> Job<'a> {
         self.checkpoint.item_failure(&item.chunk.item, &item.tensor.name, reason)
     }
 
-    /// Names the item that a piece belongs to.
-    fn run_failure<'i>(
-        &self,
-        run: &Run,
-        piece: &Piece,
-        mut items: impl Iterator<Item = (&'i Item<'i>, &'i Range<u64>)>,
-        reason: String,
-    ) -> ItemFailure {
-        let first = piece.copying.from;
-        // By where its elements lie: all tensors of safetensors within a file have one place.
-        let item = items.find(|(item, place)| item.chunk.item.file == run.file && place.contains(&first));
-        match item {
-            Some((item, _)) => self.failure(item, reason),
-            None => ItemFailure {
-                path: self.checkpoint.files[run.file as usize].path.clone(),
-                item: String::new(),
-                offset: run.range.start,
-                reason,
-            },
-        }
+    fn checksum_failure(&self, checksum: &Checksum, reason: String) -> ItemFailure {
+        let (tensor, chunk) = checksum.chunk;
+        let tensor = &self.checkpoint.tensors()[tensor];
+        self.checkpoint.item_failure(&tensor.chunks[chunk].item, &tensor.name, reason)
     }
 
     /// Does all tasks, in their order, on so many threads. After a failure nobody begins another; all failures are returned.
@@ -453,13 +512,13 @@ impl<'a> Job<'a> {
             while !is_failed.load(Relaxed) {
                 let Some(task) = tasks.get(next.fetch_add(1, Relaxed)) else { break };
                 let done = work(worker, task);
-                for failure in worker.changed.drain(..).chain(done.err().into_iter().flatten()) {
+                for failure in worker.found.drain(..).chain(done.err().into_iter().flatten()) {
                     is_failed.store(true, Relaxed);
                     failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
                 }
             }
             worker.settle(self);
-            failures.lock().unwrap_or_else(PoisonError::into_inner).append(&mut worker.changed);
+            failures.lock().unwrap_or_else(PoisonError::into_inner).append(&mut worker.found);
         };
         if workers <= 1 {
             run(&mut self.kept.worker.lock().unwrap_or_else(PoisonError::into_inner));
@@ -559,7 +618,7 @@ impl Worker {
             // What was read before was looked at then, and came with another read.
             if bytes_read > 0 {
                 let path = facts.path.clone();
-                self.changed.push(ItemFailure { path, item: String::new(), offset: 0, reason });
+                self.found.push(ItemFailure { path, item: String::new(), offset: 0, reason });
             }
             self.file = None;
         }

@@ -2,17 +2,17 @@ use std::ops::Range;
 
 use shardfeed_plan::checkpoint::{Dtype, StoredChunk, StoredTensor};
 
-use super::bytes::{FileBytes, make_room};
+use super::bytes::make_room;
 use super::destination::Destinations;
-use super::locate::{Headers, Located, locate};
+use super::locate::Located;
 use super::opened::{Checkpoint, implausible};
-use super::options::{DirectIo, ReadOptions};
+use super::options::ReadOptions;
 use super::parallel::{self, Kept};
 use super::raw::RawItem;
 use super::sequential;
 use super::wanted::{Asked, ReadPlan};
 use crate::error::{Error, Result};
-use crate::failures::{Failures, ItemFailure};
+use crate::failures::Failures;
 
 /// Bytes that an object of so many stored ones, which is no tensor and may be anything, may decompress to: as many as it takes, and of much
 /// no more than what pickles of anything become.
@@ -63,15 +63,21 @@ impl ReadStats {
 impl Checkpoint {
     /// A whole tensor.
     pub fn read(&self, name: &str) -> Result<TensorData> {
-        self.read_with(name, Asked::Whole, &self.options)
+        self.read_with(name, Asked::Whole, &self.options, &Kept::default())
     }
 
     /// A part of a tensor: one range for each of its dimensions. Only what it needs is read.
     pub fn read_slice(&self, name: &str, ranges: &[Range<u64>]) -> Result<TensorData> {
-        self.read_with(name, Asked::Slice(ranges.to_vec()), &self.options)
+        self.read_with(name, Asked::Slice(ranges.to_vec()), &self.options, &Kept::default())
     }
 
-    pub(crate) fn read_with(&self, name: &str, asked: Asked, options: &ReadOptions) -> Result<TensorData> {
+    pub(crate) fn read_with(
+        &self,
+        name: &str,
+        asked: Asked,
+        options: &ReadOptions,
+        kept: &Kept,
+    ) -> Result<TensorData> {
         let tensor = &self.tensors()[self.tensor_index(name)?];
         let len = self.resolve(name, asked.ranges(), 0, &mut Vec::new())?;
         self.check_plausible(tensor)?;
@@ -84,7 +90,7 @@ impl Checkpoint {
         bytes.resize(len as usize, 0);
         let mut plan = ReadPlan::new();
         plan.ask(name, asked, &mut bytes);
-        self.read_into_with(plan, options)?;
+        self.read_into_keeping(plan, options, kept)?;
         Ok(TensorData { dtype: tensor.dtype, shape, bytes })
     }
 
@@ -141,11 +147,7 @@ impl Checkpoint {
     /// Everything that a plan asks for, into its memory. If anything fails, all failures that were met are in the error, and what is
     /// in the memory is worth nothing.
     pub fn read_into(&self, plan: ReadPlan<'_>) -> Result<ReadStats> {
-        self.read_into_with(plan, &self.options)
-    }
-
-    pub(crate) fn read_into_with(&self, plan: ReadPlan<'_>, options: &ReadOptions) -> Result<ReadStats> {
-        self.read_into_keeping(plan, options, &Kept::default())
+        self.read_into_keeping(plan, &self.options, &Kept::default())
     }
 
     pub(crate) fn read_into_keeping(
@@ -162,26 +164,6 @@ impl Checkpoint {
         let names: Vec<String> = plan.wishes.iter().map(|wish| wish.name.clone()).collect();
         let destinations = Destinations::new(plan.wishes.iter_mut().map(|wish| &mut *wish.memory));
         parallel::read(self, wanted, &destinations, &names, options, kept).map_err(damaged)
-    }
-
-    /// Compares the checksums of a tensor's chunks, but of those that are compressed: they are read as a whole, and compared then.
-    pub(crate) fn check_chunks(&self, tensor: &StoredTensor, options: &ReadOptions) -> Result<()> {
-        let headers = Headers::default();
-        let check = |chunk: &StoredChunk| -> Result<(), String> {
-            let facts = &self.files[chunk.item.file as usize];
-            let file = FileBytes::open(facts, DirectIo::Never, Vec::new())?;
-            let mut file = file.stopped_by(options.stop.clone());
-            let located = locate(tensor, chunk, self.found.is_raw, &mut file, facts.len, &headers)?;
-            if located.crc.is_some() {
-                compare_crc(located.crc, file.checksum(located.view.data)?)?;
-            }
-            file.check(facts)
-        };
-        let plain = tensor.chunks.iter().filter(|chunk| chunk.item.transforms.is_empty());
-        let failures: Vec<ItemFailure> = plain
-            .filter_map(|chunk| Some(self.item_failure(&chunk.item, &tensor.name, check(chunk).err()?)))
-            .collect();
-        if failures.is_empty() { Ok(()) } else { Err(Error::CheckpointDamaged(Failures(failures))) }
     }
 
     /// What is stored under a name that is no tensor's: the bytes that were saved, as torch would unpickle them. Nothing does that here.

@@ -19,5 +19,6 @@ mod economy; // how much is read for what is wanted, and from where
 mod hostile; // checkpoints that mean harm, files that change under a reader
 mod mutations; // random damage
 mod parts; // parts of chunks, to places of their own
+mod checksums; // of items in parts   -> every changed byte is found, and read once
 mod readers; // one plan after another, on threads of one's own
 mod agree; // random checkpoints, parts and ways to read -> what was written
