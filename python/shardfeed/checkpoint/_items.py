@@ -73,6 +73,11 @@ class Wanted:
         return list(getattr(self.info, "transform_descriptors", None) or ())
 
     @property
+    def bytes(self) -> int:
+        """Bytes of work that it is."""
+        return self.part.bytes if self.part is not None else int(self.info.length)
+
+    @property
     def bytes_max(self) -> int:
         """Bytes that it may have once its transforms are undone."""
         if self.is_object or self.chunk_sizes is None:

@@ -8,6 +8,7 @@ import os
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from torch.futures import Future
 
 from shardfeed import _native
 from shardfeed._native import ShardfeedError
+from shardfeed.arguments import refuse_numbers_out_of
 from shardfeed.checkpoint._archives import wrong_record
 from shardfeed.checkpoint._devices import BUFFER_BYTES, LOOK_BYTES, CudaLane, read_through_ring, ring_of
 from shardfeed.checkpoint._items import Wanted, wanted_in_order
@@ -82,9 +84,8 @@ class Reader(FileSystemReader):
         follow_links: bool = False,
         fs: Any = None,
     ) -> None:
-        _refuse_no_workers(num_workers)
-        if memory_budget is not None and memory_budget < 1:
-            raise ValueError(f"memory_budget is {memory_budget} bytes, and nothing can be read with less than 1")
+        refuse_numbers_out_of(1, 2**32, num_workers=num_workers)
+        refuse_numbers_out_of(1, 2**64, memory_budget=memory_budget)
         # Torch before 2.7 takes none.
         super().__init__(path, *([] if _extension_registry is None else [_extension_registry]))
         if fs is not None:
@@ -128,6 +129,11 @@ class Reader(FileSystemReader):
                 pickled = _native.metadata_bytes(self.path, rank, self.follow_links)
             except FileNotFoundError as error:
                 advice = "give the directory that torch.distributed.checkpoint saved to, or save or copy it again if it did not end"
+                if any(Path(self.path).glob("*.safetensors")):
+                    advice = (
+                        "there are safetensors files, which this does not load: `shardfeed ckpt` and Shardfeed's Rust library read them, and so does "
+                        "the package safetensors"
+                    )
                 raise FileNotFoundError(error.errno, f"no checkpoint is there; {advice}", str(path)) from None
         else:
             with naming_what_a_file_system_raises(str(path)), self.fs.create_stream(path, "rb") as stream:
@@ -154,7 +160,7 @@ class Reader(FileSystemReader):
 
     def read_data_parallel(self, plan: LoadPlan, planner: LoadPlanner, num_workers: int | None = None) -> Future[None]:
         """The same on several threads, whatever the reader was told when it was made."""
-        _refuse_no_workers(num_workers)
+        refuse_numbers_out_of(1, 2**32, num_workers=num_workers)
         with _for_all_ranks():
             return self._read(plan, planner, True, num_workers or self.num_workers)
 
@@ -162,7 +168,7 @@ class Reader(FileSystemReader):
         self.fallbacks, self.staged = 0, 0
         wanted = wanted_in_order(plan.items, self.storage_data, self._state_dict_metadata)
         tell = Bar() if self.progress is True else self.progress or None
-        tracker = Tracker(tell, sum(_bytes(item) for item in wanted), (item.name for item in wanted))
+        tracker = Tracker(tell, sum(item.bytes for item in wanted), (item.name for item in wanted))
         source = self._source(use_parallel, num_workers)
         if source.fills_tensors and _is_stock(planner):
             self._read_at_once(wanted, planner, source, tracker, use_parallel, num_workers)
@@ -237,7 +243,7 @@ class Reader(FileSystemReader):
         if direct:
             try:
                 source.start(direct).wait(tracker.native(is_final=True))
-                tracker.finish(sum(_bytes(item) for item, _ in direct), [item.name for item, _ in direct])
+                tracker.finish(sum(item.bytes for item, _ in direct), [item.name for item, _ in direct])
             except ShardfeedError as error:
                 rest += _once_more(direct, error)
             finally:
@@ -264,36 +270,33 @@ class Reader(FileSystemReader):
     ) -> None:
         """Through pinned memory, which is filled and emptied at the same time."""
         assert isinstance(source, NativeSource), "only native threads fill memory"
-        ring = ring_of(sum(_bytes(item) for item, _ in pieces), num_workers, self.memory_budget, BUFFER_BYTES)
+        ring = ring_of(sum(item.bytes for item, _ in pieces), num_workers, self.memory_budget, BUFFER_BYTES)
         with contextlib.closing(source.threads((wanted for wanted, _ in pieces), ring.threads)) as threads:
-            looked_at = iter(threads.looked_at([wanted for wanted, _ in pieces if _bytes(wanted) >= LOOK_BYTES]))
-            ordered = [(next(looked_at) if _bytes(wanted) >= LOOK_BYTES else wanted, target) for wanted, target in pieces]
+            looked_at = iter(threads.looked_at([wanted for wanted, _ in pieces if wanted.bytes >= LOOK_BYTES]))
+            ordered = [(next(looked_at) if wanted.bytes >= LOOK_BYTES else wanted, target) for wanted, target in pieces]
             read_through_ring(ordered, CudaLane(device), threads.start, tracker.finish, ring=ring, buffer_bytes=BUFFER_BYTES)
             threads.compare_rest()
 
     def _read_in_order(self, entries: list[Entry], planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
-        """Items are read ahead, some at a time, and handed over one by one."""
-        batches = _batches(entries, _STAGING_BYTES if self.memory_budget is None else min(_STAGING_BYTES, self.memory_budget // 2))
-        under_way: list[tuple[list[Entry], Pending]] = []
-        try:
-            for batch in batches:
-                under_way.append((batch, source.start([(entry.wanted, entry.stage(source)) for entry in batch])))
-                if len(under_way) == 2:
-                    self._hand_over(*under_way[0], planner, source, tracker)
-                    del under_way[0]
-            if under_way:
-                self._hand_over(*under_way[0], planner, source, tracker)
-                del under_way[0]
-        finally:
-            for _, pending in under_way:
+        """Items are read ahead, some at a time, and handed over one by one. One lot is read at a time: it has all threads that there may be."""
+        read: tuple[list[Entry], list[bytes]] | None = None
+        for batch in _batches(entries, _STAGING_BYTES if self.memory_budget is None else min(_STAGING_BYTES, self.memory_budget // 2)):
+            pending = source.start([(entry.wanted, entry.stage(source)) for entry in batch])
+            try:
+                if read is not None:
+                    self._hand_over(*read, planner, source, tracker)
+                read = batch, self._read_batch(batch, pending, source, tracker)
+            finally:
                 pending.stop()
+        if read is not None:
+            self._hand_over(*read, planner, source, tracker)
 
-    def _hand_over(self, batch: list[Entry], pending: Pending, planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
-        read = iter(self._read_batch(batch, pending, source, tracker))
+    def _hand_over(self, batch: list[Entry], read: list[bytes], planner: LoadPlanner, source: Source, tracker: Tracker) -> None:
+        objects = iter(read)
         for entry in batch:
             item = entry.wanted.item
             if entry.staging is None:
-                data = self._decoded(entry.wanted, next(read), source)
+                data = self._decoded(entry.wanted, next(objects), source)
                 if entry.wanted.is_object:
                     with self._naming(entry.wanted, "it cannot be loaded"):
                         planner.load_bytes(item, io.BytesIO(data))
@@ -309,7 +312,7 @@ class Reader(FileSystemReader):
             target.copy_(tensor)
             planner.commit_tensor(item, target)
             entry.staging = None
-        tracker.finish(sum(_bytes(entry.wanted) for entry in batch), [entry.wanted.name for entry in batch])
+        tracker.finish(sum(entry.wanted.bytes for entry in batch), [entry.wanted.name for entry in batch])
 
     def _read_batch(self, batch: list[Entry], pending: Pending, source: Source, tracker: Tracker) -> list[bytes]:
         """Waits for what was begun. What native code finds to be other than the metadata say is torch's to make sense of."""
@@ -404,11 +407,6 @@ def _for_all_ranks() -> Iterator[None]:
         raise
 
 
-def _refuse_no_workers(num_workers: int | None) -> None:
-    if num_workers is not None and num_workers < 1:
-        raise ValueError(f"num_workers is {num_workers}, and nobody can read with less than 1")
-
-
 def _once_more(straight: list[tuple[Wanted, torch.Tensor]], error: ShardfeedError) -> list[Entry]:
     """What went straight to where it belongs is read through memory in between if some of it is other than the metadata say."""
     if not _other_than_described(error):
@@ -430,16 +428,11 @@ def _is_stock(planner: LoadPlanner) -> bool:
     )
 
 
-def _bytes(wanted: Wanted) -> int:
-    """Bytes of work that an item is."""
-    return wanted.part.bytes if wanted.part is not None else cast(int, wanted.info.length)
-
-
 def _batches(entries: Sequence[Entry], bytes_max: int) -> list[list[Entry]]:
     batches: list[list[Entry]] = []
     left = 0
     for entry in entries:
-        size = max(_bytes(entry.wanted), entry.wanted.info.length)
+        size = max(entry.wanted.bytes, entry.wanted.info.length)
         if not batches or size > left:
             batches.append([])
             left = bytes_max

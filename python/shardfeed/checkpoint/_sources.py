@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import errno
 import io
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +23,9 @@ from shardfeed.checkpoint._targets import byte_strides
 from shardfeed.checkpoint._workers import get_optimal_workers
 
 NativeProgress = Callable[[int, int, Sequence[str]], None]
+
+# How long nobody hears anything of a read through somebody's file system.
+_SECONDS_BETWEEN_LOOKS = 0.1
 
 # A tensor that a part of an item goes to, or nothing for one whose bytes are wanted.
 Fetch = tuple[Wanted, torch.Tensor | None]
@@ -163,7 +168,7 @@ class NativeThreads:
         try:
             self._threads = CheckpointThreads(path, self._files, self._told.chunks, **options)
         except ShardfeedError as error:
-            _raise_if_missing(error, path, self._files)
+            _raise_as_the_system_does(error, path, self._files)
             raise
 
     def start(self, fetches: Sequence[tuple[Wanted, torch.Tensor]]) -> NativePending:
@@ -184,17 +189,27 @@ class NativeThreads:
         try:
             self._threads.compare_rest()
         except ShardfeedError as error:
-            _raise_if_missing(error, self._path, self._files)
+            _raise_as_the_system_does(error, self._path, self._files)
             raise
 
     def close(self) -> None:
         self._threads.close()
 
 
-def _raise_if_missing(error: ShardfeedError, path: Path, files: Sequence[str]) -> None:
-    """What failed because a file is not there is an error of its own kind, as it is with torch."""
-    if any(not (path / file).exists() for file in files):
-        raise FileNotFoundError(str(error)) from error
+def _raise_as_the_system_does(error: ShardfeedError, path: Path, files: Sequence[str]) -> None:
+    """What failed because a file cannot be opened is an error of the kind that opening it is, as it is with torch."""
+    for file in (path / name for name in files):
+        number = None
+        try:
+            # Nothing is opened: what waits for a writer is no file of a checkpoint either.
+            if stat.S_ISDIR(file.stat().st_mode):
+                number = errno.EISDIR
+            elif not os.access(file, os.R_OK):
+                number = errno.EACCES
+        except OSError as found:
+            number = found.errno
+        if number is not None:
+            raise OSError(number, str(error), str(file)) from error
 
 
 class NativePending:
@@ -209,7 +224,7 @@ class NativePending:
         try:
             return self._read.wait(progress)[0]
         except ShardfeedError as error:
-            _raise_if_missing(error, self._path, self._files)
+            _raise_as_the_system_does(error, self._path, self._files)
             raise
 
     def stop(self) -> None:
@@ -233,7 +248,7 @@ class StreamSource:
         # Threads of our own: the interpreter's end waits for those of an executor, also for one that waits for a file system for ever.
         for number in range(min(workers, len(fetches))):
             threading.Thread(target=self._work, args=(left,), name=f"shardfeed-stream-{number}", daemon=True).start()
-        return StreamPending(reads)
+        return StreamPending(reads, (wanted.bytes for wanted, _ in fetches))
 
     def _work(self, left: collections.deque[tuple[concurrent.futures.Future[bytes], Wanted]]) -> None:
         while left:
@@ -277,12 +292,13 @@ class StreamSource:
 class StreamPending:
     """Reads in Python's threads."""
 
-    def __init__(self, reads: list[concurrent.futures.Future[bytes]]) -> None:
+    def __init__(self, reads: list[concurrent.futures.Future[bytes]], sizes: Iterable[int]) -> None:
         self._reads = reads
+        self._sizes = dict(zip(reads, sizes, strict=True))
 
     def wait(self, progress: NativeProgress | None) -> list[bytes]:
         try:
-            concurrent.futures.wait(self._reads, return_when=concurrent.futures.FIRST_EXCEPTION)
+            self._wait_for_all(progress)
             failed = [read for read in self._reads if read.done() and not read.cancelled() and read.exception() is not None]
             if len(failed) > 1:
                 errors = [read.exception() for read in failed]
@@ -292,6 +308,18 @@ class StreamPending:
             return [read.result() for read in failed or self._reads]
         finally:
             self.stop()
+
+    def _wait_for_all(self, progress: NativeProgress | None) -> None:
+        """Or for the first that fails."""
+        left, read_bytes, bytes_total = set(self._reads), 0, sum(self._sizes.values())
+        while left:
+            seconds = None if progress is None else _SECONDS_BETWEEN_LOOKS
+            ended, left = concurrent.futures.wait(left, seconds, concurrent.futures.FIRST_EXCEPTION)
+            if any(read.cancelled() or read.exception() is not None for read in ended):
+                return
+            read_bytes += sum(self._sizes[read] for read in ended)
+            if progress is not None and ended:
+                progress(read_bytes, bytes_total, ())
 
     def stop(self) -> None:
         for read in self._reads:

@@ -162,9 +162,7 @@ impl<'a> Machine<'a> {
                 };
                 let bytes = self.take(len)?;
                 if matches!(code, b'X' | 0x8c | 0x8d | b'U' | b'T') {
-                    Node::Text(Cow::Borrowed(
-                        std::str::from_utf8(bytes).map_err(|_| self.error("text that is not UTF-8"))?,
-                    ))
+                    Node::Text(text(bytes).ok_or_else(|| self.error("text that is not UTF-8"))?)
                 } else {
                     Node::Bytes(Cow::Borrowed(bytes))
                 }
@@ -442,4 +440,20 @@ impl<'a> Machine<'a> {
     fn error(&self, reason: impl Into<String>) -> PickleError {
         PickleError { offset: self.begin, reason: reason.into() }
     }
+}
+
+/// Python writes text as UTF-8, and bytes of file names that are none as letters that do not exist (surrogates). They become U+FFFD: nothing that
+/// is looked for has them, and a checkpoint may lie in such a place.
+fn text(bytes: &[u8]) -> Option<Cow<'_, str>> {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        return Some(Cow::Borrowed(text));
+    }
+    let mut mended = bytes.to_vec();
+    for at in 0..mended.len().saturating_sub(2) {
+        // Only the first byte of a letter is 0xed.
+        if let [0xed, 0xa0..=0xbf, 0x80..=0xbf] = mended[at..at + 3] {
+            mended[at..at + 3].copy_from_slice("\u{fffd}".as_bytes());
+        }
+    }
+    String::from_utf8(mended).ok().map(Cow::Owned)
 }

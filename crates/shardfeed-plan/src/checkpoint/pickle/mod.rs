@@ -235,6 +235,20 @@ mod tests {
     }
 
     #[test]
+    fn letters_that_do_not_exist_are_marked_and_other_bytes_refused() {
+        // os.fsdecode(b"a\xffb\xfe") as Python 3.11 writes it, with protocols 2 and 4.
+        assert_eq!(
+            printed(b"\x80\x02X\x08\x00\x00\x00a\xed\xb3\xbfb\xed\xb3\xbeq\x00."),
+            "\"a\u{fffd}b\u{fffd}\""
+        );
+        assert_eq!(printed(b"\x80\x04\x8c\x08a\xed\xb3\xbfb\xed\xb3\xbe\x94."), "\"a\u{fffd}b\u{fffd}\"");
+        for bytes in [&b"\xff"[..], b"\xed\xb3", b"\xed\xb3\x7f", b"a\xb3\xbf", b"\xed\xed\xb3\xbf"] {
+            let pickle = [b"\x80\x04\x8c", &[bytes.len() as u8][..], bytes, b"."].concat();
+            assert!(refused(&pickle).contains("text that is not UTF-8"), "{bytes:x?}");
+        }
+    }
+
+    #[test]
     fn nothing_is_called() {
         assert_eq!(printed(b"cos\nsystem\n(S'rm -rf /'\ntR."), "os.system(\"rm -rf /\")");
         assert_eq!(
