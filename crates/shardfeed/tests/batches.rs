@@ -37,7 +37,7 @@ impl Wish {
             .rank(Rank::new(index, self.world_size).unwrap())
             .seed(self.seed)
             .packing(self.packing)
-            .eos_id(self.eos.then_some(EOS_ID))
+            .eos_id(self.eos_id())
             .lanes(self.lanes)
             .window(self.window)
             .labels(self.labels)
@@ -49,6 +49,12 @@ impl Wish {
             .cache(CachePolicy::Auto)
             .build()
             .unwrap()
+    }
+
+    /// Where it has a place.
+    fn eos_id(&self) -> Option<u32> {
+        let has_place = self.packing == Packing::Concat || self.labels == LabelStyle::Shifted;
+        (self.eos && has_place).then_some(EOS_ID)
     }
 
     /// The ids that follow a row on the line.
@@ -309,7 +315,7 @@ fn stream(rows: &[&[u32]], wish: &Wish) -> (Vec<NaiveSequence>, Vec<Batch>) {
     let mut loader = TokenLoader::builder(dir.path(), wish.seq_len, wish.global_batch)
         .shuffle(false)
         .packing(wish.packing)
-        .eos_id(wish.eos.then_some(EOS_ID))
+        .eos_id(wish.eos_id())
         .labels(wish.labels)
         .cu_seqlens(true)
         .pad_id(PAD_ID)
@@ -466,7 +472,7 @@ fn a_padded_row_is_a_sequence_of_its_own_and_its_end_is_a_label_alone() {
     assert_eq!(columns(rows).labels, labels);
     assert_eq!(batches.iter().map(|batch| batch.valid_labels).collect::<Vec<_>>(), [5, 4]);
 
-    let (rows, _) = stream(&ROWS, &small(Packing::Pad, true, LabelStyle::Unshifted));
+    let (rows, _) = stream(&ROWS, &small(Packing::Pad, false, LabelStyle::Unshifted));
     let labels = [
         [NONE, 12, 13, NONE],
         [NONE, 22, 23, 24],
@@ -476,6 +482,36 @@ fn a_padded_row_is_a_sequence_of_its_own_and_its_end_is_a_label_alone() {
         [NONE; 4],
     ];
     assert_eq!(columns(rows).labels, labels);
+}
+
+/// It would be in no input and in no label: a model would never learn to end.
+#[test]
+fn an_eos_that_would_be_nowhere_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    TestData { files: vec![vec![Some(vec![1, 2, 3])]], options: WriteOptions::default() }.write(dir.path());
+    let loader = |packing, labels, eos_id| {
+        TokenLoader::builder(dir.path(), 4, 1).packing(packing).labels(labels).eos_id(eos_id).build()
+    };
+    for (packing, labels) in [
+        (Packing::Pad, LabelStyle::Shifted),
+        (Packing::Concat, LabelStyle::Shifted),
+        (Packing::Concat, LabelStyle::Unshifted),
+    ] {
+        let batch = loader(packing, labels, Some(EOS_ID)).unwrap().next_batch().unwrap().unwrap();
+        let all = columns(rows_of(&batch));
+        assert!([all.input_ids, all.labels].concat().concat().contains(&i64::from(EOS_ID)));
+    }
+    let nowhere = "eos_id 7 would be nowhere";
+    let error = loader(Packing::Pad, LabelStyle::Unshifted, Some(EOS_ID)).map(drop).unwrap_err();
+    assert!(error.to_string().contains(nowhere), "{error}");
+    // Also where it comes with a state.
+    let state = loader(Packing::Pad, LabelStyle::Shifted, Some(EOS_ID)).unwrap().state().clone();
+    let unshifted =
+        || TokenLoader::builder(dir.path(), 4, 1).packing(Packing::Pad).labels(LabelStyle::Unshifted);
+    let error = unshifted().resume_from(state.clone()).build().map(drop).unwrap_err();
+    assert!(error.to_string().contains(nowhere), "{error}");
+    let error = unshifted().build().unwrap().load_state(&state).unwrap_err();
+    assert!(error.to_string().contains(nowhere), "{error}");
 }
 
 #[test]

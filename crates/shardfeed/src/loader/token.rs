@@ -296,6 +296,7 @@ impl TokenLoader {
     pub fn load_state(&mut self, state: &StreamState) -> Result<()> {
         state.check()?;
         self.request.check_against(&state.settings)?;
+        refuse_eos_without_place(&state.settings, &self.batch)?;
         let manifest = self.data.manifest();
         if state.fingerprint != manifest.fingerprint() {
             let (state, data) = (state.fingerprint, manifest.fingerprint());
@@ -475,6 +476,20 @@ fn line_source(
     })?;
     let order = EpochOrder::new(&sizes, settings, epoch);
     Ok(Arc::new(LineSource { data: Arc::clone(data), order, settings: settings.clone(), on_corrupt }))
+}
+
+/// Padded rows end without the `eos_id`: it is the label after their last token. Labels that are a copy of the tokens have none, and a model would
+/// never see it.
+fn refuse_eos_without_place(settings: &StreamSettings, batch: &BatchOptions) -> Result<()> {
+    match settings.eos_id {
+        Some(eos_id) if settings.packing == Packing::Pad && batch.labels == LabelStyle::Unshifted => {
+            Err(Error::Invalid(format!(
+                "eos_id {eos_id} would be nowhere: with packing \"pad\" it is the label after a row's last token, and \"unshifted\" labels have none \
+                 there; take \"shifted\" labels or packing \"concat\", or write it into the data and leave eos_id out"
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A tail that the user forbids is refused before the first step, not after days.
@@ -679,6 +694,7 @@ impl TokenLoaderBuilder {
             }
             settings = state.settings.clone();
         }
+        refuse_eos_without_place(&settings, &self.batch)?;
         let epoch = self.epoch.unwrap_or(0);
         self.scan.threads = self.scan.threads.or(self.threads);
         // Counting comes before anything else takes memory; a budget that is too small for the rest is refused after.
