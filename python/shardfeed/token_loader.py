@@ -7,9 +7,16 @@ from functools import cached_property
 from typing import Any, Literal, NoReturn
 
 from shardfeed import _native
+from shardfeed.arguments import (
+    refuse_none,
+    refuse_numbers_out_of,
+    refuse_other_than_bools,
+    refuse_other_than_callables,
+    refuse_other_than_words,
+)
 from shardfeed.arrays import MakeArray, array_maker
 from shardfeed.batch import Batch
-from shardfeed.rank import find_rank
+from shardfeed.rank import find_rank, refuse_ranks_that_came_later
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -35,10 +42,10 @@ class TokenLoader:
         global_batch: Sequences of a step, over all ranks.
         seed: Another seed, another order. 0 by default.
         shuffle: Off: file order, for looking at data. On by default.
-        packing: "concat" (default) joins rows and cuts them; "pad" pads each row, and cuts those that are longer.
+        packing: "concat" (default) joins rows and cuts them; "pad" pads each row, and one that is longer takes several sequences.
         tail: What happens to a last step that is not full: "pad" (default), "drop", "wrap" or "error".
         labels: "shifted" (default), or "unshifted" for models that shift themselves, as those of Hugging Face do.
-        eos_id: The id that ends each document. None by default.
+        eos_id: The id that ends each document: an input and a label where rows are joined, a label alone where they are padded. None by default.
         pad_id: The token where there is none.
         rank: This process's place among those that get different data; together with `world_size`. By default of `mesh`, else of the
             variables `RANK` and `WORLD_SIZE`, else of torch.distributed. Ranks that must see the same data pass the same.
@@ -57,7 +64,7 @@ class TokenLoader:
             built with the cargo feature `etcd` (`pip install . -C build-args="--features etcd"`, with protoc installed).
         progress: Called while the data set is scanned, with work done and to do.
         output: "torch" or "numpy"; torch where it is installed, by default.
-        pin_memory: Batches lie in pinned memory.
+        pin_memory: Batches lie in pinned memory, which takes a GPU.
     """
 
     def __init__(
@@ -89,12 +96,19 @@ class TokenLoader:
         output: Literal["torch", "numpy"] | None = None,
         pin_memory: bool = False,
     ) -> None:
-        _refuse_numbers_out_of(1, 2**32, seq_len=seq_len, global_batch=global_batch)
-        _refuse_numbers_out_of(0, 2**64, seed=seed)
-        _refuse_numbers_out_of(0, 2**32, rank=rank, eos_id=eos_id, pad_id=pad_id)
-        _refuse_numbers_out_of(1, 2**32, world_size=world_size, threads=threads, lanes=lanes, window=window)
-        _refuse_numbers_out_of(1, 2**64, memory_budget=memory_budget)
-        rank, world_size = find_rank(rank, world_size, mesh)
+        refuse_none(source=source, seq_len=seq_len, global_batch=global_batch, pad_id=pad_id, tail=tail, labels=labels, dtype=dtype)
+        refuse_numbers_out_of(1, 2**32, seq_len=seq_len, global_batch=global_batch)
+        refuse_numbers_out_of(0, 2**64, seed=seed)
+        refuse_numbers_out_of(0, 2**32, rank=rank, eos_id=eos_id, pad_id=pad_id)
+        refuse_numbers_out_of(1, 2**32, world_size=world_size, threads=threads, lanes=lanes, window=window)
+        refuse_numbers_out_of(1, 2**64, memory_budget=memory_budget)
+        refuse_other_than_bools(shuffle=shuffle, pin_memory=pin_memory)
+        refuse_other_than_words(packing=packing, tail=tail, labels=labels, dtype=dtype, on_corrupt=on_corrupt, coordinator=coordinator)
+        refuse_other_than_callables(progress=progress)
+        found = find_rank(rank, world_size, mesh)
+        # Whether nobody said which rank this is.
+        self._is_alone = found is None
+        rank, world_size = found or (0, 1)
         self._settings: dict[str, Any] = {
             "source": _paths(source),
             "seq_len": seq_len,
@@ -152,6 +166,8 @@ class TokenLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of one epoch, from where the stream stands: after a loop that was left at an epoch's last step, the next epoch."""
+        if self._is_alone:
+            refuse_ranks_that_came_later()
         self._native_loader().begin_loop()
         while (batch := self._next()) is not None:
             yield batch
@@ -216,7 +232,7 @@ class TokenLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch; within the current one the position stays, since trainers call this after a resume."""
-        _refuse_numbers_out_of(0, 2**64, epoch=epoch)
+        refuse_numbers_out_of(0, 2**64, epoch=epoch)
         self._native_loader().set_epoch(epoch)
 
     def state_dict(self, *, after: Batch | None = None) -> dict[str, Any]:
@@ -224,6 +240,10 @@ class TokenLoader:
 
         With `after`, where it stands once that batch was handed out, also if the epoch is over: after its last batch, the start of the next.
         """
+        if after is not None and not isinstance(after, Batch):
+            raise TypeError(
+                f"after is of type {type(after).__name__}; give a batch as the loader handed it out: what is made of its tensors knows no step"
+            )
         loader = self._native_loader()
         text = loader.state() if after is None else loader.state_after(after.epoch, after.step)
         state: dict[str, Any] = json.loads(text)
@@ -231,20 +251,26 @@ class TokenLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where a state stands, before or while iterating. Refuses the state of other data, or of other settings."""
-        self._native_loader().load_state(json.dumps(state))
+        if not isinstance(state, dict) or "shardfeed_state" not in state:
+            raise TypeError(f"{_shortened(state)} is no state of a TokenLoader; give what its state_dict() returned, a dictionary with 'shardfeed_state'")
+        try:
+            text = json.dumps(state)
+        except TypeError as error:
+            raise TypeError(f"the state has other than plain values ({error}); give what state_dict() returned") from None
+        self._native_loader().load_state(text)
 
     def skip(self, start: int, stop: int) -> None:
         """Leaves steps `start` to `stop - 1` of this epoch out, for example after a loss spike. Call it alike on every rank; it is part of
-        the state.
+        the state. Those that were handed out stay so, and the range may reach past the epoch's end.
         """
-        _refuse_numbers_out_of(0, 2**64, start=start, stop=stop)
+        refuse_numbers_out_of(0, 2**64, start=start, stop=stop)
         if stop <= start:
             raise ValueError(f"stop is {stop} and start is {start}; steps from start to stop - 1 are left out, so that stop is larger")
         self._native_loader().skip(start, stop)
 
     def explain(self, step: int) -> dict[str, Any]:
         """The files, row groups, rows and tokens of a step of this epoch, of all ranks."""
-        _refuse_numbers_out_of(0, 2**64, step=step)
+        refuse_numbers_out_of(0, 2**64, step=step)
         return self._native_loader().explain(step)
 
     def stats(self) -> dict[str, Any]:
@@ -254,10 +280,11 @@ class TokenLoader:
     def __getstate__(self) -> dict[str, Any]:
         """For processes that are spawned: what it was given, and where it stands."""
         settings = {**self._settings, "progress": None}
-        return {"settings": settings, "output": self._output, "state": self._saved()}
+        return {"settings": settings, "output": self._output, "state": self._saved(), "is_alone": self._is_alone}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self._settings, self._output, self._make = saved["settings"], saved["output"], None
+        self._is_alone = saved["is_alone"]
         # Made when it is asked for: a process may only pass it on.
         self._state, self._loader = saved["state"], None
 
@@ -267,10 +294,9 @@ class TokenLoader:
         return f"TokenLoader({given})"
 
 
-def _refuse_numbers_out_of(first: int, end: int, **numbers: int | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and not first <= number < end:
-            raise ValueError(f"{name} is {number}; it is at least {first}, and less than 2**{end.bit_length() - 1}")
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:100] + "…"
 
 
 def _paths(source: Source) -> str | list[str]:

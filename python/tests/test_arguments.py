@@ -47,6 +47,83 @@ def test_eos_id_ends_each_document(data: str, rows: list[list[int]]) -> None:
     assert 2 not in without and with_end.count(2) == len(rows)
 
 
+def test_an_eos_id_that_would_be_nowhere_is_refused(data: str) -> None:
+    with pytest.raises(ValueError, match="eos_id 2 would be nowhere"):
+        TokenLoader(data, **SETTINGS, packing="pad", labels="unshifted", eos_id=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seq_len": "32"}, "seq_len is '32', of type str; it is a whole number"),
+        ({"seq_len": 32.0}, "seq_len is 32.0, of type float; it is a whole number"),
+        ({"global_batch": True}, "global_batch is True, of type bool; it is a whole number"),
+        ({"rank": "0", "world_size": 1}, "rank is '0', of type str; it is a whole number"),
+        ({"memory_budget": "8G"}, "memory_budget is '8G', of type str; it is a whole number"),
+        ({"pad_id": None}, "pad_id is None, and has to be given"),
+        ({"source": None}, "source is None, and has to be given"),
+        ({"shuffle": 1}, "shuffle is 1, of type int; it is True or False"),
+        ({"dtype": torch.int64}, "dtype is torch.int64, of type dtype; it is a word"),
+        ({"progress": True}, "progress is True, of type bool; it is something to call"),
+        ({"mesh": 3}, "mesh is of type int; give a DeviceMesh"),
+    ],
+    ids=str,
+)
+def test_what_is_of_another_kind_is_refused_by_its_name(data: str, given: dict[str, Any], said: str) -> None:
+    for make in (TokenLoader, TokenDataset):
+        with pytest.raises(TypeError, match=f"^{re.escape(said)}"):
+            make(**{"source": data, **SETTINGS, **given})
+
+
+def test_whole_numbers_of_other_libraries_are_whole_numbers(data: str) -> None:
+    numbers = {"seq_len": torch.tensor(32), "global_batch": torch.tensor(8).numpy()[()], "seed": torch.tensor(7)}
+    assert torch.equal(next(iter(TokenLoader(data, **numbers)))["input_ids"], batches(data)[0]["input_ids"])
+
+
+def test_numbers_of_another_kind_are_refused_by_their_name_later_too(data: str) -> None:
+    loader = TokenLoader(data, **SETTINGS)
+    for call, name in ((loader.set_epoch, "epoch"), (loader.explain, "step"), (lambda step: loader.skip(0, step), "stop")):
+        with pytest.raises(TypeError, match=f"^{name} is '3', of type str"):
+            call("3")  # type: ignore[arg-type]
+    for arguments in ({"num_workers": "2"}, {"memory_budget": "1G"}):
+        with pytest.raises(TypeError, match="of type str; it is a whole number"):
+            checkpoint.Reader(data, **arguments)
+
+
+def test_what_is_no_state_is_refused_with_what_is_one(data: str) -> None:
+    loader = TokenLoader(data, **SETTINGS)
+    state = loader.state_dict()
+    for other in (None, "{}", {"loader": state}):
+        with pytest.raises(TypeError, match="is no state of a TokenLoader; give what its state_dict"):
+            loader.load_state_dict(other)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the state has other than plain values"):
+        loader.load_state_dict({**state, "seed": torch.tensor(7)})
+    for after in (dict(next(iter(loader))), 3):
+        with pytest.raises(TypeError, match="give a batch as the loader handed it out"):
+            loader.state_dict(after=after)  # type: ignore[arg-type]
+
+
+def test_places_that_are_elsewhere_are_refused_with_what_to_do(data: str, tmp_path: Path) -> None:
+    for source, said in (
+        ("s3://bucket/data", "URLs are not read yet"),
+        ("~/data", "does not stand for the home directory"),
+        ([data], "a directory in a list of files"),
+        ([f"{data}/*.parquet"], "a glob in a list of files"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            TokenLoader(source, **SETTINGS)
+    for cache in (tmp_path, ""):
+        with pytest.raises(ValueError, match="the manifest cannot be kept in"):
+            TokenLoader(data, **SETTINGS, cache=cache)
+
+
+def test_a_directory_may_have_any_name(data: str, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    shutil.copytree(data, odd)
+    loader = TokenLoader(odd, **SETTINGS, cache=odd / "kept")
+    assert torch.equal(next(iter(loader))["input_ids"], batches(data)[0]["input_ids"]) and (odd / "kept").is_file()
+
+
 def test_pad_id_stands_where_there_is_no_token(data: str) -> None:
     last = batches(data, pad_id=1)[-1]
     padding = SETTINGS["seq_len"] * SETTINGS["global_batch"] - last.tokens

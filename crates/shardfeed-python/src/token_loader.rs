@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
 use std::time::Duration;
@@ -66,7 +66,7 @@ struct Settings {
     lanes: Option<u32>,
     window: Option<u32>,
     on_corrupt: String,
-    cache: Option<String>,
+    cache: Option<PathBuf>,
     epoch: Option<u64>,
     every: u32,
     coordinator: Option<String>,
@@ -75,7 +75,7 @@ struct Settings {
 
 #[derive(FromPyObject)]
 enum SourceGiven {
-    One(String),
+    One(PathBuf),
     Files(Vec<PathBuf>),
 }
 
@@ -316,7 +316,7 @@ impl Loader {
 impl Settings {
     fn builder(&self) -> PyResult<TokenLoaderBuilder> {
         let source = match &self.source {
-            SourceGiven::One(one) => Source::from(one.as_str()),
+            SourceGiven::One(one) => Source::from(one.as_path()),
             SourceGiven::Files(files) => Source::Files(files.clone()),
         };
         let rank = Rank::new(self.rank, self.world_size).map_err(|error| raise(error.into()))?;
@@ -356,10 +356,11 @@ impl Settings {
         if let Some(epoch) = self.epoch {
             builder = builder.epoch(epoch);
         }
-        builder = builder.cache(match self.cache.as_deref() {
-            None | Some("auto") => CachePolicy::Auto,
-            Some("off") => CachePolicy::Off,
-            Some(path) => CachePolicy::At(path.into()),
+        builder = builder.cache(match &self.cache {
+            None => CachePolicy::Auto,
+            Some(path) if path == Path::new("auto") => CachePolicy::Auto,
+            Some(path) if path == Path::new("off") => CachePolicy::Off,
+            Some(path) => CachePolicy::At(path.clone()),
         });
         Ok(builder)
     }

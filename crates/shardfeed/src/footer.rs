@@ -127,7 +127,7 @@ fn read_row_group(group: &RowGroupMetaData, leaf: usize, file_len: u64) -> Resul
     let nulls = null_count.unwrap_or(0);
     let (Some(tokens), Some(documents)) = (slots.checked_sub(nulls), rows.checked_sub(nulls)) else {
         return Err(format!(
-            "its footer counts {nulls} nulls among {slots} values in {rows} rows; a null inside a list is no token"
+            "its footer counts {nulls} nulls among {slots} values in {rows} rows: it is wrong, or there are nulls inside lists, which are no tokens"
         ));
     };
     let codec = codec_number(chunk.compression());

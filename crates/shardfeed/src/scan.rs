@@ -56,9 +56,24 @@ pub struct ScanReport {
     pub cache_notes: Vec<String>,
 }
 
+/// What the manifest is to be kept in: other libraries take a directory for that.
+fn refuse_no_file(path: &Path) -> Result<()> {
+    if path.as_os_str().is_empty() || path.is_dir() {
+        return Err(Error::Invalid(format!(
+            "the manifest cannot be kept in {}, which is no file; give the file that it is to be kept in, for example {}",
+            path.display(),
+            path.join("manifest").display()
+        )));
+    }
+    Ok(())
+}
+
 /// Reads what there is in a source: from the cached manifest where files did not change, else from their footers.
 pub fn scan(source: &Source, options: &ScanOptions) -> Result<(Arc<DataSet>, ScanReport)> {
     let threads = options.threads.unwrap_or_else(default_threads).max(1);
+    if let CachePolicy::At(path) = &options.cache {
+        refuse_no_file(path)?;
+    }
     let listing = source.list()?;
     let caches = cache::places(source, &listing.base, &options.cache);
     let (mut kept, cache_notes) = cache::read_all(&caches);
@@ -66,6 +81,12 @@ pub fn scan(source: &Source, options: &ScanOptions) -> Result<(Arc<DataSet>, Sca
     let stats = map_in_parallel(&listing.files, threads, |file| {
         let metadata =
             std::fs::metadata(&file.path).map_err(|error| Error::io(&file.path, "look at it", error))?;
+        if metadata.is_dir() {
+            return Err(Error::Invalid(format!(
+                "{}: a directory in a list of files; give the directory by itself, or its files",
+                file.path.display()
+            )));
+        }
         Ok::<_, Error>((metadata.len(), modified_ns(&metadata)))
     })?;
     let cached = take_best(&mut kept, &listing.files, &stats);

@@ -37,6 +37,7 @@ pub(crate) struct ListedFile {
 impl Source {
     /// Lists the files. Nothing is opened.
     pub(crate) fn list(&self) -> Result<Listing> {
+        self.refuse_what_is_elsewhere()?;
         let (base, paths) = match self {
             Self::Directory(dir) => (dir.clone(), list_directory(dir)?),
             Self::Glob(pattern) => (glob_base(pattern), list_glob(pattern)?),
@@ -51,6 +52,31 @@ impl Source {
         }
         files.sort_unstable_by(|a, b| a.name.as_bytes().cmp(b.name.as_bytes()));
         Ok(Listing { base, files })
+    }
+}
+
+impl Source {
+    /// What other programs take for a place, and the file system for the name of something that is not there.
+    fn refuse_what_is_elsewhere(&self) -> Result<()> {
+        let elsewhere = |path: &Path| {
+            let text = path.to_string_lossy();
+            let advice = if text.contains("://") {
+                "URLs are not read yet; copy the files to a disk, or mount them, and give their path"
+            } else if text.starts_with('~') {
+                "~ does not stand for the home directory here; write that out"
+            } else if matches!(self, Self::Files(_)) && text.contains(is_wildcard) {
+                "a glob in a list of files; give the glob by itself"
+            } else {
+                return None;
+            };
+            (!path.exists()).then(|| Error::Invalid(format!("{text}: {advice}")))
+        };
+        let found = match self {
+            Self::Directory(dir) => elsewhere(dir),
+            Self::Glob(pattern) => elsewhere(Path::new(pattern)),
+            Self::Files(paths) => paths.iter().find_map(|path| elsewhere(path)),
+        };
+        found.map_or(Ok(()), Err)
     }
 }
 
@@ -213,5 +239,18 @@ mod tests {
         assert!(message((&*format!("{root}/*.parquet")).into()).contains("*.parquet"));
         assert!(message((&*format!("{root}/***/x")).into()).contains("not a glob"));
         assert!(message(Source::Files(vec![])).contains("empty list"));
+        for (place, advice) in
+            [("s3://bucket/data", "URLs"), ("hf://x/*.parquet", "URLs"), ("~/data", "home"), ("~/*", "home")]
+        {
+            let said = message(place.into());
+            assert!(said.starts_with(place) && said.contains(advice), "{said}");
+        }
+        let said = message(Source::Files(vec![dir.path().join("*.parquet")]));
+        assert!(said.contains("*.parquet: a glob in a list"), "{said}");
+        // What is called so and is there is what is meant.
+        std::fs::create_dir(dir.path().join("~x*")).unwrap();
+        std::fs::write(dir.path().join("~x*/[a].parquet"), "").unwrap();
+        assert_eq!(names(dir.path().join("~x*")), ["[a].parquet"]);
+        assert_eq!(names(vec![dir.path().join("~x*/[a].parquet")]), ["[a].parquet"]);
     }
 }
