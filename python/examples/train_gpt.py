@@ -2,9 +2,10 @@
 
     python train_gpt.py [DIRECTORY]
 
-trains a small GPT twice on the same data: once on two ranks without a break; once on two ranks until one of them is killed (SIGKILL), then
-on three. Model, optimizer and data stream are saved together, as one distributed checkpoint of torch, and read by `shardfeed.checkpoint`. It
-then compares: every step must have seen the same tokens, and the losses must agree to nine digits. `losses.png` shows both curves.
+trains a small GPT twice on the same data: once on two ranks without a break; once on two ranks until one of them is killed (SIGKILL),
+then on three. Model, optimizer and data stream are saved together, as one distributed checkpoint of torch, and read by
+`shardfeed.checkpoint`. It then compares: the second job must have begun where the last checkpoint was saved, every step must have seen
+the same tokens, and the losses must agree to nine digits. `losses.png` shows the curves.
 
 Under torchrun it is one rank of such a run: `torchrun --nproc-per-node=2 train_gpt.py rank --help`.
 """
@@ -14,11 +15,13 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,6 +32,7 @@ from torch import nn
 from torch.nn import functional
 
 VOCABULARY, SEQ_LEN, GLOBAL_BATCH = 128, 64, 12
+SAVE_EVERY, KILLED_RANK = 10, 1
 
 #: A job takes a tenth of it.
 JOB_SECONDS_MAX = 240
@@ -82,6 +86,19 @@ def digest(rows: torch.Tensor) -> int:
     return sum(int.from_bytes(each, "little") for each in hashes) % 2**56
 
 
+class Line(NamedTuple):
+    """What the log says of a step."""
+
+    step: int
+    loss: float
+    tokens: int
+
+
+def last_checkpoint(checkpoints: Path) -> Path | None:
+    """The last complete one: its metadata is what torch writes last."""
+    return max((metadata.parent for metadata in checkpoints.glob("step-*/.metadata")), default=None)
+
+
 def train(data: Path, checkpoints: Path, log: Path, steps: int, save_every: int, kill_at: int | None) -> None:
     """One rank."""
     # Several ranks may share a device, which NCCL does not allow.
@@ -92,14 +109,15 @@ def train(data: Path, checkpoints: Path, log: Path, steps: int, save_every: int,
     model = Gpt().double().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = TokenLoader(data, seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, seed=7, eos_id=1, threads=1)
-    saved = sorted(checkpoints.glob("step-*/.metadata"))
+    saved = last_checkpoint(checkpoints)
     if saved:
         # An optimizer has nothing to load into before its first step.
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader}
-        dcp.load(state, storage_reader=shardfeed_checkpoint.Reader(saved[-1].parent))
+        dcp.load(state, storage_reader=shardfeed_checkpoint.Reader(saved))
+        # Tensors were filled in place; what is no tensor, such as the learning rate, is taken over here.
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
     with log.open("a") as lines:
@@ -120,13 +138,14 @@ def train(data: Path, checkpoints: Path, log: Path, steps: int, save_every: int,
                     dist.all_reduce(parameter.grad)
                 optimizer.step()
                 optimizer.zero_grad()
+                # Rank 0 needs one more exchange to log this step: so the log always ends with the step before.
+                if kill_at == number and rank == KILLED_RANK:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 tokens = torch.tensor(digest(batch["input_ids"]))
                 dist.all_reduce(tokens)
-                if kill_at == number and rank == 1:
-                    os.kill(os.getpid(), signal.SIGKILL)
                 if rank == 0:
-                    told = {"step": number, "loss": (totals[0] / totals[1]).item(), "tokens": tokens.item() % 2**56}
-                    print(json.dumps(told), file=lines, flush=True)
+                    line = Line(number, (totals[0] / totals[1]).item(), int(tokens) % 2**56)
+                    print(json.dumps(line._asdict()), file=lines, flush=True)
                 if (number + 1) % save_every == 0:
                     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader}
                     dcp.save(state, checkpoint_id=checkpoints / f"step-{number + 1:06}")
@@ -151,8 +170,8 @@ def write_data(directory: Path) -> None:
         pyarrow.parquet.write_table(table, directory / f"part-{file}.parquet", row_group_size=50)
 
 
-def torchrun(ranks: int, directory: Path, name: str, steps: int, kill_at: int | None = None) -> int:
-    """Runs a job of so many ranks; how it ended."""
+def torchrun(ranks: int, directory: Path, name: str, steps: int, kill_at: int | None = None) -> str:
+    """Runs a job of so many ranks; what it said of errors."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__, "rank"]
     command += [str(directory / "data"), str(directory / name), str(directory / f"{name}.jsonl"), str(steps)]
     if kill_at is not None:
@@ -171,29 +190,65 @@ def torchrun(ranks: int, directory: Path, name: str, steps: int, kill_at: int | 
             raise
     if job.returncode and kill_at is None:
         sys.exit(f"{name} on {ranks} ranks failed:\n{errors}")
-    return job.returncode
+    return errors
 
 
-def read_log(path: Path) -> dict[int, dict[str, float]]:
-    """By step. What a run did after its last checkpoint is done again by the next: the later one counts."""
-    lines = map(json.loads, path.read_text().splitlines())
-    return {line["step"]: line for line in lines}
+def read_log(path: Path) -> list[Line]:
+    """Empty if no step was done."""
+    if not path.exists():
+        return []
+    return [Line(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def plot(directory: Path, whole: dict[int, dict[str, float]], broken: dict[int, dict[str, float]], killed_at: int) -> Path:
-    """Both curves in one picture."""
+def check_killed(errors: str) -> None:
+    """A job that failed for another reason shows nothing."""
+    # torchrun reports a rank in lines such as "rank      : 1 (local_rank: 1)" and "exitcode  : -9 (pid: 4711)".
+    if not re.search(rf"rank +: {KILLED_RANK} .*\n +exitcode +: -{int(signal.SIGKILL)} ", errors):
+        sys.exit(f"torchrun should have reported that rank {KILLED_RANK} was killed (SIGKILL), but it reported:\n{errors}")
+
+
+def check_steps(job: str, lines: list[Line], expected: range) -> None:
+    """Each step once and in order, and no other."""
+    steps = [line.step for line in lines]
+    if steps != list(expected):
+        sys.exit(f"the {job} job should have logged steps {expected[0]} to {expected[-1]}, each once, but it logged {steps}")
+
+
+def check_checkpoint(found: Path | None, expected: Path) -> None:
+    if found != expected:
+        sys.exit(f"the last complete checkpoint of the killed job should be {expected}, but it is {found}")
+
+
+def check_same(whole: list[Line], lines: list[Line]) -> float:
+    """How far the losses of a step are apart, at most."""
+    apart = 0.0
+    for line in lines:
+        same = whole[line.step]
+        if line.tokens != same.tokens:
+            sys.exit(f"step {line.step} has seen other tokens than without a break")
+        step_apart = abs(line.loss / same.loss - 1)
+        # Not `>=`: no comparison with NaN holds.
+        if not step_apart < 1e-9:
+            sys.exit(f"step {line.step} has loss {line.loss}, but {same.loss} without a break: they differ by {step_apart:.1e}")
+        apart = max(apart, step_apart)
+    return apart
+
+
+def plot(directory: Path, whole: list[Line], killed: list[Line], continued: list[Line]) -> Path:
+    """All curves in one picture."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.plot(list(whole), [line["loss"] for line in whole.values()], color="tab:blue", linewidth=5, alpha=0.4, label="2 ranks, without a break")
-    before = [step for step in broken if step < killed_at]
-    after = [step for step in broken if step >= killed_at - 1]
-    axes.plot(before, [broken[step]["loss"] for step in before], color="black", linewidth=1.2, label="2 ranks, then killed …")
-    axes.plot(after, [broken[step]["loss"] for step in after], color="tab:red", linewidth=1.2, label="… and continued on 3")
-    axes.axvline(killed_at, color="gray", linestyle=":", linewidth=1)
+    for lines, color, width, label in (
+        (whole, "lightskyblue", 5, "2 ranks, without a break"),
+        (killed, "black", 1.2, "2 ranks, then killed …"),
+        (continued, "tab:red", 1.2, "… and continued on 3 from the last checkpoint"),
+    ):
+        axes.plot([line.step for line in lines], [line.loss for line in lines], color=color, linewidth=width, label=label)
+    axes.axvline(len(killed), color="gray", linestyle=":", linewidth=1)
     axes.set(xlabel="step", ylabel="loss", title="A run that was killed, and one that was not")
     axes.legend()
     path = directory / "losses.png"
@@ -211,18 +266,25 @@ def compare(directory: Path, steps: int, kill_at: int) -> None:
         (directory / f"{name}.jsonl").unlink(missing_ok=True)
     print(f"training {steps} steps on 2 ranks")
     torchrun(2, directory, "whole", steps)
-    print(f"training on 2 ranks; rank 1 is killed in step {kill_at}")
-    assert torchrun(2, directory, "broken", steps, kill_at) != 0, "it was killed"
-    print("continuing on 3 ranks")
+    whole = read_log(directory / "whole.jsonl")
+    check_steps("whole", whole, range(steps))
+    print(f"training on 2 ranks; rank {KILLED_RANK} is killed in step {kill_at}")
+    check_killed(torchrun(2, directory, "broken", steps, kill_at))
+    killed = read_log(directory / "broken.jsonl")
+    check_steps("killed", killed, range(kill_at))
+    saved_steps = kill_at - kill_at % SAVE_EVERY
+    check_checkpoint(last_checkpoint(directory / "broken"), directory / "broken" / f"step-{saved_steps:06}")
+    print(f"continuing on 3 ranks, from the checkpoint of {saved_steps} steps")
     torchrun(3, directory, "broken", steps)
-    whole, broken = read_log(directory / "whole.jsonl"), read_log(directory / "broken.jsonl")
-    assert sorted(whole) == sorted(broken) == list(range(steps)), "every step was done"
-    assert all(whole[step]["tokens"] == broken[step]["tokens"] for step in whole), "every step has seen the same tokens"
-    apart = max(abs(broken[step]["loss"] / whole[step]["loss"] - 1) for step in whole)
-    assert apart < 1e-9, f"losses differ by {apart:.1e}"
-    assert whole[steps - 1]["loss"] < 0.7 * whole[0]["loss"], "it has learnt something"
+    continued = read_log(directory / "broken.jsonl")[len(killed) :]
+    # Equal losses alone do not show that anything was loaded: a job that begins anew has them, too.
+    check_steps("continued", continued, range(saved_steps, steps))
+    apart = check_same(whole, killed + continued)
+    if not whole[-1].loss < 0.7 * whole[0].loss:
+        sys.exit(f"nothing was learnt: the loss was {whole[0].loss}, and is {whole[-1].loss}")
     epochs = steps / len(TokenLoader(directory / "data", seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH, eos_id=1, rank=0, world_size=1))
-    print(f"{steps} steps, {epochs:.2f} epochs: the same tokens in each, losses equal to {apart:.1e}; see {plot(directory, whole, broken, kill_at)}")
+    picture = plot(directory, whole, killed, continued)
+    print(f"{steps} steps, {epochs:.2f} epochs: the same tokens in each, losses equal to {apart:.1e}; see {picture}")
 
 
 def main() -> None:
@@ -232,7 +294,7 @@ def main() -> None:
         parser.add_argument("checkpoints", type=Path)
         parser.add_argument("log", type=Path)
         parser.add_argument("steps", type=int)
-        parser.add_argument("--save-every", type=int, default=10)
+        parser.add_argument("--save-every", type=int, default=SAVE_EVERY)
         parser.add_argument("--kill-at", type=int)
         arguments = parser.parse_args(sys.argv[2:])
         train(**vars(arguments))
@@ -242,6 +304,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--kill-at", type=int, default=34)
     arguments = parser.parse_args()
+    if not SAVE_EVERY <= arguments.kill_at < arguments.steps:
+        parser.error(f"--kill-at must be at least {SAVE_EVERY}, where the first checkpoint is, and less than --steps")
     compare(arguments.directory, arguments.steps, arguments.kill_at)
 
 
