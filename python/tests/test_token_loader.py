@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import gc
 import json
 import operator
 import pickle
@@ -12,7 +13,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Literal
 
 import numpy
 import pytest
@@ -99,6 +101,39 @@ def test_batches_are_the_trainers_own(data: str) -> None:
 
     kept: list[Batch] = []
     assert len(addresses(lambda _: None)) < 16 < 100 < len(addresses(kept.append)) == len(kept)
+
+
+@pytest.mark.parametrize("output", ["torch", "numpy"])
+def test_no_python_runs_for_each_row_or_token(data: str, output: Literal["torch", "numpy"]) -> None:
+    def work(global_batch: int, seq_len: int) -> Counter[str]:
+        """What Python does for one batch: functions that are called, and lines that are gone through, by where."""
+        loader = TokenLoader(data, seq_len=seq_len, global_batch=global_batch, arrays=[*ALL_ARRAYS], output=output)
+        # What is done once is done.
+        assert len(list(loader)) > 1
+        done: Counter[str] = Counter()
+
+        def note_call(frame: FrameType, event: str, called: Any) -> None:
+            done[f"{event} {called.__qualname__ if event.startswith('c_') else frame.f_code.co_qualname}"] += 1
+
+        def note_line(frame: FrameType, event: str, _: object) -> Any:
+            done[f"{event} {frame.f_code.co_qualname}:{frame.f_lineno}"] += 1
+            return note_line
+
+        for follow, note in ((sys.setprofile, note_call), (sys.settrace, note_line)):
+            iterator, before = iter(loader), done.total()
+            gc.disable()
+            follow(note)
+            try:
+                batch = next(iterator)
+            finally:
+                follow(None)
+                gc.enable()
+            assert batch["input_ids"].shape == (global_batch, seq_len) and done.total() > before
+        return done
+
+    small, large = work(8, 32), work(256, 128)
+    assert small == large
+    assert 0 < small.total() < 1000
 
 
 def test_ranks_of_any_world_size_share_each_step(data: str) -> None:
@@ -261,18 +296,30 @@ def test_the_environment_says_which_rank(data: str, monkeypatch: pytest.MonkeyPa
 def test_a_process_group_says_which_rank(data: str, tmp_path: Path) -> None:
     """Of two processes that were started in some other way than by torchrun, which tells by variables."""
     script = """
-import sys, torch.distributed
+import pickle, sys, torch.distributed
 from shardfeed import TokenLoader
+arguments = {"source": sys.argv[1], "seq_len": 32, "global_batch": 8}
+early, whole = TokenLoader(**arguments), TokenLoader(**arguments, rank=0, world_size=1)
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[3]), world_size=2)
-loader = TokenLoader(sys.argv[1], seq_len=32, global_batch=8)
+loader = TokenLoader(**arguments)
 print(loader.rank, loader.world_size)
+# One that took itself for the only one does not give each rank all of the data, unless it was told to.
+for other in (early, pickle.loads(pickle.dumps(early))):
+    try:
+        next(iter(other))
+    except RuntimeError as error:
+        print(error)
+assert len(next(iter(whole))["input_ids"]) == 8 and len(next(iter(loader))["input_ids"]) == 4
 # Nobody leaves before everybody has come.
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 """
     commands = [[sys.executable, "-c", script, data, str(tmp_path / "store"), str(rank)] for rank in range(2)]
     ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["0 2\n", "1 2\n"]
+    for number, rank in enumerate(ranks):
+        said = rank.communicate(timeout=60)[0].splitlines()
+        assert rank.returncode == 0 and said[0] == f"{number} 2"
+        assert len(said) == 3 and all(f"torch.distributed says {number} of 2; make it after" in line for line in said[1:])
 
 
 def test_a_glob_and_a_list_are_sources_too(data: str) -> None:

@@ -16,7 +16,7 @@ pub(crate) struct Command {
     /// As it is started.
     program: OsString,
     arguments: Vec<String>,
-    environment: Vec<(&'static str, &'static str)>,
+    environment: Vec<(&'static str, String)>,
 }
 
 impl Command {
@@ -51,8 +51,8 @@ impl Command {
     }
 
     /// The same with an environment variable.
-    pub(crate) fn set(mut self, name: &'static str, value: &'static str) -> Self {
-        self.environment.push((name, value));
+    pub(crate) fn set(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.environment.push((name, value.into()));
         self
     }
 
@@ -83,7 +83,10 @@ impl Command {
 
     fn start(&self, root: &Path) -> process::Command {
         let mut command = process::Command::new(&self.program);
-        command.args(&self.arguments).current_dir(root).envs(self.environment.iter().copied());
+        command
+            .args(&self.arguments)
+            .current_dir(root)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null());
         command
     }

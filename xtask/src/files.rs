@@ -20,6 +20,11 @@ pub(crate) struct Source {
     pub(crate) text: String,
 }
 
+/// Where cargo puts what it builds, from the root.
+pub(crate) fn target() -> String {
+    std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned())
+}
+
 /// The folder above this crate's. Cargo says where this crate is; a program started without cargo looks
 /// upwards from where it was started.
 pub(crate) fn repository_root() -> Result<PathBuf, Failure> {

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use crate::command::Command;
 use crate::failure::Failure;
-use crate::torch;
+use crate::{files, torch};
 
 /// Where pip puts it, from the root: not into the environment, which may be somebody's own.
 const PACKAGE: &str = "target/torch/package";
@@ -11,10 +12,14 @@ const PACKAGE: &str = "target/torch/package";
 /// As the tests are built, so that less is built again.
 const BUILD: &str = "--config-settings=build-args=--profile=dev --features=etcd";
 
+/// What took longest, and what was left out and why.
+const SHOWN: [&str; 2] = ["--durations=10", "-rs"];
+
 /// What is tested with the oldest torch, too: where the package and torch meet.
-const WITH_THE_OLDEST: [&str; 11] = [
+const WITH_THE_OLDEST: [&str; 12] = [
     "python/tests/test_batch.py",
     "python/tests/test_checkpoint_api.py",
+    "python/tests/test_checkpoint_arguments.py",
     "python/tests/test_checkpoint_devices.py",
     "python/tests/test_checkpoint_equality.py",
     "python/tests/test_checkpoint_errors.py",
@@ -43,12 +48,16 @@ pub(crate) fn check(root: &Path) -> Result<Option<&'static str>, Failure> {
     run(&["-m", "mypy", "python/shardfeed"])?;
     run(&["-m", "mypy.stubtest", "shardfeed"])?;
     run(&["-m", "pyright", "--pythonpath", torch::PYTHON])?;
-    let tests = python.clone().set("SHARDFEED_MATRIX", torch::MATRIX);
-    tests.with(&["-m", "pytest", "python/tests", "--durations=10"]).stream(root)?;
+    // A bench compares with the command line; with the features of the tests, by which it is built already.
+    Command::cargo(&["build", "--workspace", "--all-features", "--bin", "shardfeed", "--locked"])
+        .stream(root)?;
+    let program = format!("{}/debug/shardfeed", files::target());
+    let tests = python.clone().set("SHARDFEED_MATRIX", torch::MATRIX).set("SHARDFEED_PROGRAM", program);
+    tests.with(&["-m", "pytest", "python/tests"]).with(&SHOWN).stream(root)?;
     let Some(oldest) = torch::oldest(root)? else {
         return Ok(Some(WITHOUT_THE_OLDEST));
     };
-    let pytest = oldest.set("PYTHONPATH", PACKAGE).with(&["-m", "pytest", "--durations=10", "-W", "ignore"]);
-    pytest.with(&WITH_THE_OLDEST).stream(root)?;
+    let pytest = oldest.set("PYTHONPATH", PACKAGE).with(&["-m", "pytest", "-W", "ignore"]);
+    pytest.with(&SHOWN).with(&WITH_THE_OLDEST).stream(root)?;
     Ok(None)
 }

@@ -79,7 +79,10 @@ fn clippy(setting: &Setting) -> Result<Outcome, Failure> {
         |what: &[&str]| Command::cargo(&["clippy"]).with(what).with(&["--locked", "--", "-D", "warnings"]);
     held(setting, &lints(&["--workspace", "--all-targets", "--all-features"]))?;
     // As those build it who have no protoc.
-    held(setting, &lints(&["--package", LIBRARY, "--package", "shardfeed-cli"]))
+    held(
+        setting,
+        &lints(&["--package", LIBRARY, "--package", "shardfeed-cli", "--package", "shardfeed-python"]),
+    )
 }
 
 fn tests(setting: &Setting) -> Result<Outcome, Failure> {
@@ -107,7 +110,7 @@ fn python(setting: &Setting) -> Result<Outcome, Failure> {
 fn examples(setting: &Setting) -> Result<Outcome, Failure> {
     // With the features of the tests, by which they are built already.
     held(setting, &Command::cargo(&["build", "--workspace", "--examples", "--all-features", "--locked"]))?;
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".to_owned());
+    let target = files::target();
     for name in files::examples(&setting.root, LIBRARY)? {
         let program = format!("{target}/debug/examples/{name}");
         held(setting, &Command::inside(&setting.root, Path::new(&program)))?;
