@@ -38,13 +38,16 @@ pub(crate) struct Reason(pub(crate) String);
 
 impl From<ItemError> for Reason {
     fn from(error: ItemError) -> Self {
-        Self(error.to_string())
+        match error {
+            ItemError::Zip(error) => error.into(),
+            other => Self(other.to_string()),
+        }
     }
 }
 
 impl From<ZipError> for Reason {
     fn from(error: ZipError) -> Self {
-        Self(error.to_string())
+        Self(format!("{error}; it is damaged: copy the file again"))
     }
 }
 

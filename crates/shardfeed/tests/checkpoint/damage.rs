@@ -108,6 +108,23 @@ fn a_flipped_byte_of_every_other_record_is_found() {
 }
 
 #[test]
+fn a_damaged_directory_of_an_item_says_what_to_do() {
+    let mut writer = Writer::new();
+    let item = Item::row_major(Dtype::Uint8, &[300_000], &some_bytes(300_000, 1));
+    writer.whole(FIRST, "weight", &item);
+    let bytes = writer.files.get_mut(FIRST).unwrap();
+    let end = bytes.len();
+    bytes[end - 22] ^= 1;
+    let directory = scratch();
+    writer.write(directory.path());
+    let error = Checkpoint::open(directory.path()).unwrap().read("weight").unwrap_err().to_string();
+    assert!(
+        error.contains("weight at byte 0") && error.ends_with("it is damaged: copy the file again"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_flipped_byte_of_an_object_is_found() {
     let mut writer = good();
     let place = Item::row_major(Dtype::Int64, &[], &[0; 8]).placed().records["data/0"].start;
