@@ -60,8 +60,9 @@ class TokenLoader:
         window: Sequences among which a lane shuffles. By itself if not given.
         on_corrupt: "error" (default), or "mask" to pad over damaged row groups.
         cache: Where the manifest is kept: "auto" (default), "off", or a file.
-        coordinator: A URL that is told how this rank does; the stream never waits for it. `etcd://host:2379/job` needs a package that was
-            built with the cargo feature `etcd` (`pip install . -C build-args="--features etcd"`, with protoc installed).
+        coordinator: A URL that is told how this rank does. It has to answer when the loader is made; the stream never waits for it.
+            `etcd://host:2379/job` needs a package that was built with the cargo feature `etcd`
+            (`pip install . -C build-args="--features etcd"`, with protoc installed).
         progress: Called while the data set is scanned, with work done and to do.
         output: "torch" or "numpy"; torch where it is installed, by default.
         pin_memory: Batches lie in pinned memory, which takes a GPU.
@@ -269,7 +270,9 @@ class TokenLoader:
         self._native_loader().skip(start, stop)
 
     def explain(self, step: int) -> dict[str, Any]:
-        """The files, row groups, rows and tokens of a step of this epoch, of all ranks."""
+        """The files, row groups, rows and tokens of a step of this epoch, of all ranks. Which rows of a damaged row group they are nobody can
+        tell: that is an error that names it, also where it is masked.
+        """
         refuse_numbers_out_of(0, 2**64, step=step)
         return self._native_loader().explain(step)
 
