@@ -36,7 +36,9 @@ def refuse_none(**given: Any) -> None:
 def refuse_other_than_bools(**given: bool | None) -> None:
     """What is neither True nor False. None is for who does not say."""
     for name, value in given.items():
-        if value is not None and not isinstance(value, bool):
+        # NumPy has some of its own.
+        kind = type(value)
+        if value is not None and kind is not bool and (kind.__module__, kind.__name__.rstrip("_")) != ("numpy", "bool"):
             raise _other_kind(name, value, "True or False")
 
 

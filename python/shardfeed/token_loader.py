@@ -115,7 +115,7 @@ class TokenLoader:
             "seq_len": seq_len,
             "global_batch": global_batch,
             "seed": seed,
-            "shuffle": shuffle,
+            "shuffle": None if shuffle is None else bool(shuffle),
             "packing": packing,
             "tail": tail,
             "labels": labels,
@@ -167,11 +167,14 @@ class TokenLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of one epoch, from where the stream stands: after a loop that was left at an epoch's last step, the next epoch."""
-        if self._is_alone:
-            refuse_ranks_that_came_later()
+        self._refuse_ranks_that_came_later()
         self._native_loader().begin_loop()
         while (batch := self._next()) is not None:
             yield batch
+
+    def _refuse_ranks_that_came_later(self) -> None:
+        if self._is_alone:
+            refuse_ranks_that_came_later()
 
     def _next(self) -> Batch | None:
         if self._make is None:

@@ -204,7 +204,8 @@ class TokenDataset(IterableDataset[Batch]):
             self._tell_workers()
 
     def __getstate__(self) -> dict[str, Any]:
-        # On its way to a worker that is spawned: what called whom ends there.
+        # On its way to a worker that is spawned: what called whom ends there, and what torch.distributed knows.
+        self.loader._refuse_ranks_that_came_later()
         _refuse_second_shard(self.loader.world_size)
         _refuse_second_skip(self.loader)
         self._own_loops()

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -78,6 +79,9 @@ def test_what_is_of_another_kind_is_refused_by_its_name(data: str, given: dict[s
 def test_whole_numbers_of_other_libraries_are_whole_numbers(data: str) -> None:
     numbers = {"seq_len": torch.tensor(32), "global_batch": torch.tensor(8).numpy()[()], "seed": torch.tensor(7)}
     assert torch.equal(next(iter(TokenLoader(data, **numbers)))["input_ids"], batches(data)[0]["input_ids"])
+    # And so are what is true and what is not.
+    unshuffled = TokenLoader(data, **SETTINGS, shuffle=numpy.bool_(False))  # type: ignore[arg-type]
+    assert torch.equal(next(iter(unshuffled))["input_ids"], batches(data, shuffle=False)[0]["input_ids"])
 
 
 def test_numbers_of_another_kind_are_refused_by_their_name_later_too(data: str) -> None:

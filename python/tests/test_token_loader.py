@@ -298,15 +298,18 @@ def test_a_process_group_says_which_rank(data: str, tmp_path: Path) -> None:
     script = """
 import pickle, sys, torch.distributed
 from shardfeed import TokenLoader
+from shardfeed.torch import TokenDataset
 arguments = {"source": sys.argv[1], "seq_len": 32, "global_batch": 8}
 early, whole = TokenLoader(**arguments), TokenLoader(**arguments, rank=0, world_size=1)
+dataset = TokenDataset(**arguments)
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[3]), world_size=2)
 loader = TokenLoader(**arguments)
 print(loader.rank, loader.world_size)
 # One that took itself for the only one does not give each rank all of the data, unless it was told to.
-for other in (early, pickle.loads(pickle.dumps(early))):
+copy = pickle.loads(pickle.dumps(early))
+for ask in (lambda: next(iter(early)), lambda: next(iter(copy)), lambda: next(iter(dataset)), lambda: pickle.dumps(dataset)):
     try:
-        next(iter(other))
+        ask()
     except RuntimeError as error:
         print(error)
 assert len(next(iter(whole))["input_ids"]) == 8 and len(next(iter(loader))["input_ids"]) == 4
@@ -319,7 +322,7 @@ torch.distributed.destroy_process_group()
     for number, rank in enumerate(ranks):
         said = rank.communicate(timeout=60)[0].splitlines()
         assert rank.returncode == 0 and said[0] == f"{number} 2"
-        assert len(said) == 3 and all(f"torch.distributed says {number} of 2; make it after" in line for line in said[1:])
+        assert len(said) == 5 and all(f"torch.distributed says {number} of 2; make it after" in line for line in said[1:])
 
 
 def test_a_glob_and_a_list_are_sources_too(data: str) -> None:

@@ -58,23 +58,23 @@ impl Source {
 impl Source {
     /// What other programs take for a place, and the file system for the name of something that is not there.
     fn refuse_what_is_elsewhere(&self) -> Result<()> {
-        let elsewhere = |path: &Path| {
+        let elsewhere = |path: &Path, place: &Path| {
             let text = path.to_string_lossy();
             let advice = if text.contains("://") {
                 "URLs are not read yet; copy the files to a disk, or mount them, and give their path"
-            } else if text.starts_with('~') {
+            } else if text.starts_with('~') && text.contains('/') {
                 "~ does not stand for the home directory here; write that out"
-            } else if matches!(self, Self::Files(_)) && text.contains(is_wildcard) {
+            } else if matches!(self, Self::Files(_)) && text.contains('*') {
                 "a glob in a list of files; give the glob by itself"
             } else {
                 return None;
             };
-            (!path.exists()).then(|| Error::Invalid(format!("{text}: {advice}")))
+            (!place.exists()).then(|| Error::Invalid(format!("{text}: {advice}")))
         };
         let found = match self {
-            Self::Directory(dir) => elsewhere(dir),
-            Self::Glob(pattern) => elsewhere(Path::new(pattern)),
-            Self::Files(paths) => paths.iter().find_map(|path| elsewhere(path)),
+            Self::Directory(dir) => elsewhere(dir, dir),
+            Self::Glob(pattern) => elsewhere(Path::new(pattern), &glob_base(pattern)),
+            Self::Files(paths) => paths.iter().find_map(|path| elsewhere(path, path)),
         };
         found.map_or(Ok(()), Err)
     }
@@ -166,7 +166,11 @@ impl From<&String> for Source {
 
 impl From<&Path> for Source {
     fn from(path: &Path) -> Self {
-        path.to_str().map_or_else(|| Self::Directory(path.to_path_buf()), Self::from)
+        match path.to_str() {
+            Some(text) => Self::from(text),
+            None if path.is_file() => Self::Files(vec![path.to_path_buf()]),
+            None => Self::Directory(path.to_path_buf()),
+        }
     }
 }
 
@@ -252,5 +256,10 @@ mod tests {
         std::fs::write(dir.path().join("~x*/[a].parquet"), "").unwrap();
         assert_eq!(names(dir.path().join("~x*")), ["[a].parquet"]);
         assert_eq!(names(vec![dir.path().join("~x*/[a].parquet")]), ["[a].parquet"]);
+        std::fs::create_dir_all(dir.path().join("a:/b")).unwrap();
+        std::fs::write(dir.path().join("a:/b/x.parquet"), "").unwrap();
+        assert_eq!(names(&*format!("{root}/a://b/*.parquet")), ["x.parquet"]);
+        let missing = Source::Files(vec![dir.path().join("x[1].parquet")]);
+        assert!(missing.list().is_ok(), "whoever looks at it says that it is not there");
     }
 }

@@ -389,6 +389,34 @@ fn pieces_of_an_item_do_not_read_it_again_for_each() {
     }
 }
 
+/// Kilobytes of storages of 40 MiB, whose checksums are of all of it.
+fn what_nobody_wants_of_an_item_is_compared_in_the_memory_that_there_may_be() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = Writer::new();
+    for number in 0..3 {
+        let item = Item::row_major(Dtype::Uint8, &[40 * MIB as u64], &vec![number; 40 * MIB]);
+        let item = Item { sizes: vec![1000], ..item };
+        writer.whole(FILE, &format!("t{number}"), &item);
+    }
+    writer.write(directory.path());
+    let opened = Checkpoint::open(directory.path()).unwrap();
+    for (budget, most) in [(Some(8 * MIB as u64), 10 * MIB), (None, 70 * MIB)] {
+        let options = ConvertOptions { verify: true, memory_budget: budget, ..ConvertOptions::default() };
+        let out = directory.path().join("out").join(most.to_string());
+        let taken = taken(|| drop(convert_checkpoint(&opened, &out, &options).unwrap()));
+        assert!(taken < most, "{budget:?}: {} MiB", taken / MIB);
+    }
+    // All of it is looked at.
+    let mut bytes = fs::read(directory.path().join(FILE)).unwrap();
+    let last = bytes.len() - 10 * MIB;
+    bytes[last] ^= 1;
+    fs::write(directory.path().join(FILE), bytes).unwrap();
+    let opened = Checkpoint::open(directory.path()).unwrap();
+    let options = ConvertOptions { verify: true, ..ConvertOptions::default() };
+    let error = convert_checkpoint(&opened, &directory.path().join("none"), &options).map(drop).unwrap_err();
+    assert!(error.to_string().contains("t2 at byte") && error.to_string().contains("checksum"), "{error}");
+}
+
 /// Half a megabyte, of which an archive's directory says that it is in hundreds of records.
 fn records_that_share_bytes_are_not_copied_for_each() {
     let times = 500;
@@ -422,5 +450,6 @@ fn nothing_takes_memory_because_it_says_so() {
     a_bomb_is_put_out_early();
     lengths_that_safetensors_announce_are_not_taken();
     pieces_of_an_item_do_not_read_it_again_for_each();
+    what_nobody_wants_of_an_item_is_compared_in_the_memory_that_there_may_be();
     records_that_share_bytes_are_not_copied_for_each();
 }

@@ -8,8 +8,10 @@ import contextlib
 import errno
 import io
 import os
+import queue
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -311,15 +313,24 @@ class StreamPending:
 
     def _wait_for_all(self, progress: NativeProgress | None) -> None:
         """Or for the first that fails."""
-        left, read_bytes, bytes_total = set(self._reads), 0, sum(self._sizes.values())
+        if progress is None:
+            concurrent.futures.wait(self._reads, return_when=concurrent.futures.FIRST_EXCEPTION)
+            return
+        # To ask all of them how they are would take as long as what they do.
+        ended: queue.SimpleQueue[concurrent.futures.Future[bytes]] = queue.SimpleQueue()
+        for read in self._reads:
+            read.add_done_callback(ended.put)
+        left, bytes_read, bytes_told, bytes_total = len(self._reads), 0, 0, sum(self._sizes.values())
+        told = time.monotonic()
         while left:
-            seconds = None if progress is None else _SECONDS_BETWEEN_LOOKS
-            ended, left = concurrent.futures.wait(left, seconds, concurrent.futures.FIRST_EXCEPTION)
-            if any(read.cancelled() or read.exception() is not None for read in ended):
-                return
-            read_bytes += sum(self._sizes[read] for read in ended)
-            if progress is not None and ended:
-                progress(read_bytes, bytes_total, ())
+            with contextlib.suppress(queue.Empty):
+                read = ended.get(timeout=_SECONDS_BETWEEN_LOOKS)
+                if read.cancelled() or read.exception() is not None:
+                    return
+                left, bytes_read = left - 1, bytes_read + self._sizes[read]
+            if bytes_read > bytes_told and time.monotonic() - told >= _SECONDS_BETWEEN_LOOKS:
+                progress(bytes_read, bytes_total, ())
+                bytes_told, told = bytes_read, time.monotonic()
 
     def stop(self) -> None:
         for read in self._reads:

@@ -34,7 +34,7 @@ pub struct ConvertArgs {
     /// Bytes of a file at most, for example 2G; a larger tensor has a file of its own. [default: 5 GB]
     #[arg(long, value_parser = bytes)]
     file_size: Option<u64>,
-    /// Compare stored checksums, for which everything is read twice. Damaged bytes are an error, and nothing is written.
+    /// Compare stored checksums with those of what is read. Damaged bytes are an error, and nothing is written.
     #[arg(long)]
     verify: bool,
     /// Bytes to hold, for example 256M; more threads work where more is allowed. [default: 64M]

@@ -25,6 +25,11 @@ impl Summing {
         Self { all, pieces: BTreeMap::new() }
     }
 
+    /// Where they begin.
+    pub fn start(&self) -> u64 {
+        self.all.start
+    }
+
     /// What of a range nobody has had. It is the caller's from now on, who brings the checksum of each.
     pub fn claim(&mut self, range: &Range<u64>) -> Vec<Range<u64>> {
         let new = self.unclaimed(range);

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -19,6 +20,7 @@ pub(crate) struct CheckpointThreads {
     stop: Stop,
     /// None once nobody will start anything any more.
     lots: Mutex<Option<Sender<Lot>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// What one thread reads at a time, what keeps its memory alive, and who waits for both.
@@ -58,16 +60,18 @@ impl CheckpointThreads {
         let checksums = Arc::new(Checksums::default());
         let (lots, waiting) = channel();
         let waiting = Arc::new(Mutex::new(waiting));
+        let mut threads = Vec::new();
         for _ in 0..num_workers.max(1) {
             let (checkpoint, checksums) = (Arc::clone(&checkpoint), Arc::clone(&checksums));
             let waiting = Arc::clone(&waiting);
             let work = move || work(&mut checkpoint.plan_reader_with(&checksums), &waiting);
             let started = std::thread::Builder::new().name("shardfeed-read".to_owned()).spawn(work);
-            started.map_err(|error| {
+            threads.push(started.map_err(|error| {
                 PyRuntimeError::new_err(format!("cannot start a thread to read with: {error}"))
-            })?;
+            })?);
         }
-        Ok(Self { checkpoint, checksums, stop, lots: Mutex::new(Some(lots)) })
+        let (lots, threads) = (Mutex::new(Some(lots)), Mutex::new(threads));
+        Ok(Self { checkpoint, checksums, stop, lots, threads })
     }
 
     /// Has a thread read parts of chunks, as `read_checkpoint` does, after everything that was started before. To stop one stops all.
@@ -92,10 +96,19 @@ impl CheckpointThreads {
         looked.inspect_err(|_| self.stop.stop())
     }
 
-    /// Compares what is left when everything has been read: see `Checkpoint::compare_rest`.
+    /// Compares what is left when everything has been read (see `Checkpoint::compare_rest`), in place of the threads: they end before, with the
+    /// memory that they hold.
     fn compare_rest(&self, python: Python<'_>) -> PyResult<()> {
+        self.lots.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         let (checkpoint, checksums) = (Arc::clone(&self.checkpoint), Arc::clone(&self.checksums));
-        let compared = interruptible::run(python, move || checkpoint.compare_rest(&checksums));
+        let compared = interruptible::run(python, move || {
+            // One that died has told so by what it did not read.
+            for thread in threads {
+                let _ = thread.join();
+            }
+            checkpoint.compare_rest(&checksums)
+        });
         compared.inspect_err(|_| self.stop.stop())
     }
 

@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use shardfeed_plan::checkpoint::Summing;
 
@@ -21,6 +21,8 @@ pub(crate) struct Checksum {
     pub(crate) file: u32,
     recorded: u32,
     summing: Mutex<Summing>,
+    /// What is wrong, from when it is known: whoever reads any of it after that is told, too.
+    failed: OnceLock<String>,
 }
 
 impl Checksums {
@@ -30,7 +32,7 @@ impl Checksums {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let checksum = all.entry(chunk).or_insert_with(|| {
             let summing = Mutex::new(Summing::new(located.view.data.clone()));
-            Arc::new(Checksum { chunk, file, recorded, summing })
+            Arc::new(Checksum { chunk, file, recorded, summing, failed: OnceLock::new() })
         });
         Some(Arc::clone(checksum))
     }
@@ -41,8 +43,8 @@ impl Checksums {
 }
 
 impl Checksum {
-    /// Sums what nobody has summed of bytes that were read from this place of the file. Fails if they are the last, and the checksum is not the one that
-    /// was recorded.
+    /// Sums what nobody has summed of bytes that were read from this place of the file. Fails from when all have come, if the checksum is not the
+    /// one that was recorded.
     pub(crate) fn look_at(&self, start: u64, bytes: &[u8]) -> Result<(), String> {
         let new = self.summing().claim(&(start..start + bytes.len() as u64));
         for range in new {
@@ -50,9 +52,21 @@ impl Checksum {
             // Others sum at the same time.
             let sum = crc32fast::hash(own);
             let all = self.summing().add(&range, sum);
-            all.map_or(Ok(()), |all| compare_crc(Some(self.recorded), all))?;
+            if let Some(Err(reason)) = all.map(|all| compare_crc(Some(self.recorded), all)) {
+                self.failed.get_or_init(|| reason);
+            }
         }
-        Ok(())
+        self.verdict()
+    }
+
+    /// What is known so far.
+    pub(crate) fn verdict(&self) -> Result<(), String> {
+        self.failed.get().map_or(Ok(()), |reason| Err(reason.clone()))
+    }
+
+    /// Where its bytes begin.
+    pub(crate) fn start(&self) -> u64 {
+        self.summing().start()
     }
 
     /// What nobody has looked at.

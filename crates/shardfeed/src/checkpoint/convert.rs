@@ -41,7 +41,7 @@ pub struct ConvertOptions {
     pub dtype: Option<Dtype>,
     /// Bytes of a file at most, unless a single tensor has more.
     pub file_bytes_max: u64,
-    /// Compare the checksums that were stored with what is read, for which it is read twice: damaged bytes are an error, and nothing is written.
+    /// Compare the checksums that were stored with those of what is read: damaged bytes are an error, and nothing is written.
     pub verify: bool,
     /// Bytes that may be held.
     pub memory_budget: Option<u64>,
@@ -364,13 +364,35 @@ impl Writer<'_> {
             }
         }
         self.copy_all(&slabs)?;
-        self.checkpoint.compare_rest_with(&self.checksums, &self.reading)?;
+        if self.reading.verify {
+            self.check_rest(files)?;
+        }
         for (path, _) in &opened {
             self.go_on()?;
             let sync = || File::open(path)?.sync_all();
             sync().map_err(|error| Error::io(path, "write it", error))?;
         }
         Ok(())
+    }
+
+    /// What was not copied of the items whose checksums are compared, within the same memory.
+    fn check_rest(&self, files: &[Vec<Chosen<'_>>]) -> Result<()> {
+        let all: Vec<&Chosen<'_>> = files.iter().flatten().collect();
+        map_in_parallel(&all, default_threads(), |chosen| {
+            self.checkpoint.check_empty_chunks(chosen.tensor, &self.reading)
+        })?;
+        let options = ReadOptions {
+            memory_budget: Some(self.memory_budget()),
+            limits: RunLimits { block: SLAB_BYTES, ..RunLimits::default() },
+            direct_io: DirectIo::Never,
+            ..self.reading.of_pieces()
+        };
+        self.checkpoint.compare_rest_with(&self.checksums, &options)
+    }
+
+    /// Bytes that may be held.
+    fn memory_budget(&self) -> u64 {
+        self.options.memory_budget.unwrap_or(MEMORY_BYTES)
     }
 
     /// On as many threads as the budget has memory for.
@@ -383,8 +405,7 @@ impl Writer<'_> {
             count.saturating_mul(2 * from + to)
         };
         let each = slabs.iter().map(bytes).max().unwrap_or(0).max(1);
-        let budget = self.options.memory_budget.unwrap_or(MEMORY_BYTES);
-        let threads = default_threads().min((budget / each).max(1) as usize);
+        let threads = default_threads().min((self.memory_budget() / each).max(1) as usize);
         map_in_parallel(slabs, threads, |slab| self.copy(slab)).map(drop)
     }
 

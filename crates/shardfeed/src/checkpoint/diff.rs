@@ -8,7 +8,7 @@ use super::checksums::Checksums;
 use super::locate::{Headers, locate};
 use super::number::for_each_number;
 use super::opened::Checkpoint;
-use super::options::{DirectIo, TellProgress, Telling};
+use super::options::{DirectIo, ReadOptions, TellProgress, Telling};
 use super::parallel::Kept;
 use super::slabs::{for_each_piece, is_packed};
 use super::verify::records_of;
@@ -185,8 +185,14 @@ fn compare(
         distance.add(one.dtype, &read(first, &seen[0])?.bytes, &read(second, &seen[1])?.bytes);
         Ok(())
     })?;
-    first.compare_rest(&seen[0])?;
-    second.compare_rest(&seen[1])?;
+    for (checkpoint, tensor, seen) in [(first, one, &seen[0]), (second, other, &seen[1])] {
+        if checkpoint.options.verify {
+            // Others are compared at the same time.
+            let options = ReadOptions { num_workers: Some(1), ..checkpoint.options.of_pieces() };
+            checkpoint.check_empty_chunks(tensor, &options)?;
+            checkpoint.compare_rest_with(seen, &options)?;
+        }
+    }
     if distance.different == 0 {
         return Ok(Outcome::Same);
     }

@@ -40,14 +40,14 @@ impl From<ItemError> for Reason {
     fn from(error: ItemError) -> Self {
         match error {
             ItemError::Zip(error) => error.into(),
-            other => Self(other.to_string()),
+            ItemError::Content(reason) => Self(reason),
         }
     }
 }
 
 impl From<ZipError> for Reason {
     fn from(error: ZipError) -> Self {
-        Self(format!("{error}; it is damaged: copy the file again"))
+        Self(format!("{error}; it is damaged, or torch did not write it: copy the file again"))
     }
 }
 

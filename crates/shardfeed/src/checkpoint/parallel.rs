@@ -25,6 +25,9 @@ const WHOLE_BYTES_MOSTLY: u64 = 256 << 10;
 /// What to look where the elements of an item lie costs, in bytes that could be read instead.
 pub(crate) const LOOK_BYTES: u64 = 64 << 10;
 
+/// Blocks that are noted at a time before they are read for checksums: metadata may speak of any number of them.
+const BLOCKS: usize = 1 << 14;
+
 /// Reads on several threads: first what says where things lie, then the things, in the order of their files' bytes.
 pub(crate) fn read(
     checkpoint: &Checkpoint,
@@ -55,7 +58,9 @@ pub(crate) fn read_rest(
     let (nowhere, kept) = (Destinations::new(std::iter::empty()), Kept::default());
     let job = Job::new(checkpoint, &nowhere, &[], Vec::new(), options, &kept);
     let asked = if options.use_parallel { options.num_workers } else { Some(1) };
-    job.read_rest(&checksums.all(), asked)
+    let mut all = checksums.all();
+    all.sort_by_key(|checksum| (checksum.file, checksum.start()));
+    job.read_rest(&all, asked)
 }
 
 /// A read that is under way.
@@ -224,29 +229,41 @@ impl<'a> Job<'a> {
         checksums: &[Arc<Checksum>],
         num_workers: Option<usize>,
     ) -> Result<(), Vec<ItemFailure>> {
-        let block = self.options.limits.block.max(1);
-        let mut rest: Vec<(&Checksum, Range<u64>)> = Vec::new();
-        for checksum in checksums {
-            for range in checksum.rest() {
-                let starts = (range.start..range.end).step_by(block as usize);
-                rest.extend(starts.map(|start| (&**checksum, start..range.end.min(start + block))));
-            }
+        let failure = |checksum: &Checksum, reason| self.checksum_failure(checksum, reason);
+        let known = checksums.iter().filter_map(|one| Some(failure(one, one.verdict().err()?)));
+        let known: Vec<ItemFailure> = known.collect();
+        if !known.is_empty() {
+            return Err(known);
         }
-        rest.sort_by_key(|(checksum, range)| (checksum.file, range.start));
-        let bytes = rest.iter().map(|(_, range)| range.end - range.start).sum();
-        let each = block.min(bytes) + BOUNCE_BYTES;
-        let workers = workers_for(num_workers, rest.len(), bytes, each, || self.options.memory_bytes());
-        self.workers.fetch_max(workers, Relaxed);
-        self.on_workers(&rest, workers, |worker, (checksum, range)| {
-            self.reads.fetch_add(1, Relaxed);
-            let mut staging = std::mem::take(&mut worker.staging);
-            let len = (range.end - range.start) as usize;
-            let looked = make_room(&mut staging, len as u64)
-                .and_then(|()| worker.open(self, checksum.file)?.read(range.start, &mut staging[..len]))
-                .and_then(|()| checksum.look_at(range.start, &staging[..len]));
-            worker.staging = staging;
-            looked.map_err(|reason| vec![self.checksum_failure(checksum, reason)])
-        })
+        let block = self.options.limits.block.max(1);
+        let mut blocks = checksums.iter().flat_map(|checksum| {
+            checksum.rest().into_iter().flat_map(move |range| {
+                let starts = std::iter::successors(Some(range.start), move |start| start.checked_add(block));
+                let starts = starts.take_while(move |&start| start < range.end);
+                starts.map(move |start| (&**checksum, start..range.end.min(start.saturating_add(block))))
+            })
+        });
+        loop {
+            let blocks: Vec<(&Checksum, Range<u64>)> = blocks.by_ref().take(BLOCKS).collect();
+            if blocks.is_empty() {
+                return Ok(());
+            }
+            let bytes = blocks.iter().map(|(_, range)| range.end - range.start).sum();
+            let each =
+                blocks.iter().map(|(_, range)| range.end - range.start).max().unwrap_or(0) + BOUNCE_BYTES;
+            let workers = workers_for(num_workers, blocks.len(), bytes, each, || self.options.memory_bytes());
+            self.workers.fetch_max(workers, Relaxed);
+            self.on_workers(&blocks, workers, |worker, (checksum, range)| {
+                self.reads.fetch_add(1, Relaxed);
+                let mut staging = std::mem::take(&mut worker.staging);
+                let len = (range.end - range.start) as usize;
+                let looked = make_room(&mut staging, len as u64)
+                    .and_then(|()| worker.open(self, checksum.file)?.read(range.start, &mut staging[..len]))
+                    .and_then(|()| checksum.look_at(range.start, &staging[..len]));
+                worker.staging = staging;
+                looked.map_err(|reason| vec![failure(checksum, reason)])
+            })?;
+        }
     }
 
     /// Whether nobody wishes that it end.
@@ -534,6 +551,8 @@ impl<'a> Job<'a> {
             return Ok(());
         }
         failures.sort_by(|one, other| (&one.path, one.offset).cmp(&(&other.path, other.offset)));
+        // What is wrong with an item is met by all who read a part of it.
+        failures.dedup();
         Err(failures)
     }
 }

@@ -2,17 +2,17 @@ use std::ops::Range;
 
 use shardfeed_plan::checkpoint::{Dtype, StoredChunk, StoredTensor};
 
-use super::bytes::make_room;
+use super::bytes::{FileBytes, make_room};
 use super::destination::Destinations;
-use super::locate::Located;
+use super::locate::{Headers, Located, locate};
 use super::opened::{Checkpoint, implausible};
-use super::options::ReadOptions;
+use super::options::{DirectIo, ReadOptions};
 use super::parallel::{self, Kept};
 use super::raw::RawItem;
 use super::sequential;
 use super::wanted::{Asked, ReadPlan};
 use crate::error::{Error, Result};
-use crate::failures::Failures;
+use crate::failures::{Failures, ItemFailure};
 
 /// Bytes that an object of so many stored ones, which is no tensor and may be anything, may decompress to: as many as it takes, and of much
 /// no more than what pickles of anything become.
@@ -164,6 +164,26 @@ impl Checkpoint {
         let names: Vec<String> = plan.wishes.iter().map(|wish| wish.name.clone()).collect();
         let destinations = Destinations::new(plan.wishes.iter_mut().map(|wish| &mut *wish.memory));
         parallel::read(self, wanted, &destinations, &names, options, kept).map_err(damaged)
+    }
+
+    /// Looks at what nobody reads: chunks without elements, that are described and may have checksums all the same.
+    pub(crate) fn check_empty_chunks(&self, tensor: &StoredTensor, options: &ReadOptions) -> Result<()> {
+        let headers = Headers::default();
+        let check = |chunk: &StoredChunk| -> Result<(), String> {
+            let facts = &self.files[chunk.item.file as usize];
+            let file = FileBytes::open(facts, DirectIo::Never, Vec::new())?;
+            let mut file = file.stopped_by(options.stop.clone());
+            let located = locate(tensor, chunk, self.found.is_raw, &mut file, facts.len, &headers)?;
+            if located.crc.is_some() {
+                compare_crc(located.crc, file.checksum(located.view.data)?)?;
+            }
+            file.check(facts)
+        };
+        let empty = |chunk: &&StoredChunk| chunk.part.volume() == 0 && chunk.item.transforms.is_empty();
+        let failure =
+            |chunk: &StoredChunk| Some(self.item_failure(&chunk.item, &tensor.name, check(chunk).err()?));
+        let failures: Vec<ItemFailure> = tensor.chunks.iter().filter(empty).filter_map(failure).collect();
+        if failures.is_empty() { Ok(()) } else { Err(Error::CheckpointDamaged(Failures(failures))) }
     }
 
     /// What is stored under a name that is no tensor's: the bytes that were saved, as torch would unpickle them. Nothing does that here.

@@ -231,3 +231,46 @@ fn what_is_compared_is_read_once() {
     checkpoint.compare_rest(&checksums).unwrap();
     assert!(is_once(bytes_read, 1, (1 << 20) / ROW), "{bytes_read}");
 }
+
+/// Who tries again what failed is not told that it is right now.
+#[test]
+fn what_was_found_to_be_damaged_stays_so() {
+    let directory = scratch();
+    let mut writer = Writer::new();
+    let item = Item::row_major(Dtype::Uint8, &[2, 500_000], &some_bytes(1_000_000, 3));
+    writer.whole("__0_0.distcp", "t", &item);
+    writer.files.get_mut("__0_0.distcp").unwrap()[item.placed().records["data/0"].end - 1] ^= 1;
+    writer.write(directory.path());
+    let options = ReadOptions { verify: true, ..ReadOptions::default() };
+    let checkpoint = Checkpoint::open(directory.path()).unwrap().with_options(options);
+    let checksums = Arc::new(Checksums::default());
+    let mut reader = checkpoint.plan_reader_with(&checksums);
+    let mut read = |row: u64| {
+        let mut memory = vec![0; 500_000];
+        let mut plan = ReadPlan::new();
+        plan.read_slice("t", &[row..row + 1, 0..500_000], &mut memory);
+        reader.read_into(plan).map(drop).map_err(|error| error.to_string())
+    };
+    assert!(read(0).is_ok(), "nobody can know yet");
+    for row in [1, 1, 0] {
+        let error = read(row).unwrap_err();
+        assert!(error.contains("__0_0.distcp: t at byte 0: its bytes have the checksum"), "{error}");
+    }
+    let error = checkpoint.compare_rest(&checksums).unwrap_err().to_string();
+    assert!(error.contains("__0_0.distcp: t at byte 0: its bytes have the checksum"), "{error}");
+}
+
+/// A limit that nobody reaches is none.
+#[test]
+fn blocks_may_be_as_large_as_numbers_are() {
+    let mut dice = Dice::new(1);
+    let directory = scratch();
+    let (shapes, _) = written(directory.path(), &mut dice);
+    let limits = RunLimits { block: u64::MAX, ..RunLimits::default() };
+    let options = ReadOptions { limits, verify: true, ..ReadOptions::default() };
+    let checkpoint = Checkpoint::open(directory.path()).unwrap().with_options(options);
+    for _ in 0..20 {
+        let wishes = [Wish::of(&shapes, &mut dice)];
+        read(&wishes, |plan| checkpoint.read_into(plan).map(drop), true).unwrap();
+    }
+}

@@ -45,3 +45,23 @@ fn where_chunks_lie_over_each_other_pieces_hold_what_the_whole_holds() {
         is_converted_as_it_is_read(&[(other, 0, 0), (one, 0, 1024), (other, 512, 2048)], is_packed);
     }
 }
+
+/// Nothing of it is read: it would be written as it is described, and nobody would have looked.
+#[test]
+fn a_damaged_item_without_elements_is_found_on_request() {
+    let directory = scratch();
+    let mut writer = Writer::new();
+    writer.whole("__0_0.distcp", "full", &Item::row_major(Dtype::Uint8, &[4], &[1, 2, 3, 4]));
+    let place = writer.files["__0_0.distcp"].len();
+    let empty = Item::row_major(Dtype::Float32, &[0, 4], &[]);
+    writer.whole("__0_0.distcp", "empty", &empty);
+    writer.files.get_mut("__0_0.distcp").unwrap()[place + empty.placed().records["data.pkl"].start] ^= 1;
+    writer.write(directory.path());
+    let checkpoint = Checkpoint::open(directory.path()).unwrap();
+    let options = |verify| ConvertOptions { verify, ..ConvertOptions::default() };
+    let error =
+        convert_checkpoint(&checkpoint, &directory.path().join("out"), &options(true)).map(drop).unwrap_err();
+    assert!(error.to_string().contains(&format!("empty at byte {place}")), "{error}");
+    assert!(!directory.path().join("out").exists());
+    convert_checkpoint(&checkpoint, &directory.path().join("out"), &options(false)).unwrap();
+}

@@ -119,7 +119,7 @@ fn a_damaged_directory_of_an_item_says_what_to_do() {
     writer.write(directory.path());
     let error = Checkpoint::open(directory.path()).unwrap().read("weight").unwrap_err().to_string();
     assert!(
-        error.contains("weight at byte 0") && error.ends_with("it is damaged: copy the file again"),
+        error.contains("weight at byte 0") && error.ends_with("torch did not write it: copy the file again"),
         "{error}"
     );
 }
