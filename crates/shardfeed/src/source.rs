@@ -62,7 +62,7 @@ impl Source {
             let text = path.to_string_lossy();
             let advice = if text.contains("://") {
                 "URLs are not read yet; copy the files to a disk, or mount them, and give their path"
-            } else if text.starts_with('~') && text.contains('/') {
+            } else if text == "~" || text.starts_with("~/") {
                 "~ does not stand for the home directory here; write that out"
             } else if matches!(self, Self::Files(_)) && text.contains('*') {
                 "a glob in a list of files; give the glob by itself"
@@ -73,7 +73,8 @@ impl Source {
         };
         let found = match self {
             Self::Directory(dir) => elsewhere(dir, dir),
-            Self::Glob(pattern) => elsewhere(Path::new(pattern), &glob_base(pattern)),
+            // A place of this directory, if that is where its wildcards begin.
+            Self::Glob(pattern) => elsewhere(Path::new(pattern), &Path::new(".").join(glob_base(pattern))),
             Self::Files(paths) => paths.iter().find_map(|path| elsewhere(path, path)),
         };
         found.map_or(Ok(()), Err)
@@ -243,9 +244,13 @@ mod tests {
         assert!(message((&*format!("{root}/*.parquet")).into()).contains("*.parquet"));
         assert!(message((&*format!("{root}/***/x")).into()).contains("not a glob"));
         assert!(message(Source::Files(vec![])).contains("empty list"));
-        for (place, advice) in
-            [("s3://bucket/data", "URLs"), ("hf://x/*.parquet", "URLs"), ("~/data", "home"), ("~/*", "home")]
-        {
+        for (place, advice) in [
+            ("s3://bucket/data", "URLs"),
+            ("hf://x/*.parquet", "URLs"),
+            ("~/data", "home"),
+            ("~/*", "home"),
+            ("~", "home"),
+        ] {
             let said = message(place.into());
             assert!(said.starts_with(place) && said.contains(advice), "{said}");
         }

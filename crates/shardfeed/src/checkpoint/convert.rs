@@ -348,6 +348,12 @@ impl Writer<'_> {
             create().map_err(|error| Error::io(&path, "write it", error))?;
             opened.push((path, header.len() as u64));
         }
+        if self.reading.verify {
+            let all: Vec<&Chosen<'_>> = files.iter().flatten().collect();
+            map_in_parallel(&all, default_threads(), |chosen| {
+                self.checkpoint.check_empty_chunks(chosen.tensor, &self.reading)
+            })?;
+        }
         let mut slabs = Vec::new();
         for ((path, header), tensors) in opened.iter().zip(files) {
             let mut start = *header;
@@ -365,7 +371,7 @@ impl Writer<'_> {
         }
         self.copy_all(&slabs)?;
         if self.reading.verify {
-            self.check_rest(files)?;
+            self.check_rest()?;
         }
         for (path, _) in &opened {
             self.go_on()?;
@@ -376,11 +382,7 @@ impl Writer<'_> {
     }
 
     /// What was not copied of the items whose checksums are compared, within the same memory.
-    fn check_rest(&self, files: &[Vec<Chosen<'_>>]) -> Result<()> {
-        let all: Vec<&Chosen<'_>> = files.iter().flatten().collect();
-        map_in_parallel(&all, default_threads(), |chosen| {
-            self.checkpoint.check_empty_chunks(chosen.tensor, &self.reading)
-        })?;
+    fn check_rest(&self) -> Result<()> {
         let options = ReadOptions {
             memory_budget: Some(self.memory_budget()),
             limits: RunLimits { block: SLAB_BYTES, ..RunLimits::default() },

@@ -174,6 +174,11 @@ fn compare(
     {
         return Ok(Outcome::SameByChecksum);
     }
+    for (checkpoint, tensor) in [(first, one), (second, other)] {
+        if checkpoint.options.verify {
+            checkpoint.check_empty_chunks(tensor, &checkpoint.options)?;
+        }
+    }
     let mut distance = Distance::default();
     let seen = [(); 2].map(|()| Arc::new(Checksums::default()));
     for_each_piece(divided(one, other), SLAB_BYTES, &mut |ranges| {
@@ -185,11 +190,10 @@ fn compare(
         distance.add(one.dtype, &read(first, &seen[0])?.bytes, &read(second, &seen[1])?.bytes);
         Ok(())
     })?;
-    for (checkpoint, tensor, seen) in [(first, one, &seen[0]), (second, other, &seen[1])] {
+    for (checkpoint, seen) in [(first, &seen[0]), (second, &seen[1])] {
         if checkpoint.options.verify {
             // Others are compared at the same time.
             let options = ReadOptions { num_workers: Some(1), ..checkpoint.options.of_pieces() };
-            checkpoint.check_empty_chunks(tensor, &options)?;
             checkpoint.compare_rest_with(seen, &options)?;
         }
     }

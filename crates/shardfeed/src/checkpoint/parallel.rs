@@ -550,11 +550,16 @@ impl<'a> Job<'a> {
         if failures.is_empty() {
             return Ok(());
         }
-        failures.sort_by(|one, other| (&one.path, one.offset).cmp(&(&other.path, other.offset)));
+        failures.sort_by(|one, other| order(one).cmp(&order(other)));
         // What is wrong with an item is met by all who read a part of it.
         failures.dedup();
         Err(failures)
     }
+}
+
+/// In which order failures are told.
+fn order(failure: &ItemFailure) -> impl Ord + '_ {
+    (&failure.path, failure.offset, &failure.item, &failure.reason)
 }
 
 /// Does it for each, whatever becomes of the others, and gathers what fails. Where one after another does, nothing works any more, and each
